@@ -194,7 +194,7 @@ def test_the_numbers_of_one_device(name, rows, model, rng):
     found = _trained(model, parallel.function(step), batches)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
-    assert _share(parallel.explain()) > 95
+    assert _share(parallel.explain()) > 80
 
 
 def _equal(step, model, rng):
