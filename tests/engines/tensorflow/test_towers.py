@@ -217,3 +217,24 @@ def test_convolutions_that_keras_compiles_with_xla(options, rng):
         history = model.fit(x, y, 12, epochs=2, shuffle=False, verbose=0).history
         results.append([history["loss"], model.get_weights(), model.predict(x, verbose=0)])
     assert difference(*results) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["tower", "model"])
+def test_what_keras_lets_xla_compile_stays_compiled(mode, rng):
+    """On processors only XLA has convolutions of volumes in groups."""
+    x, y = rng.normal(size=(9, 3, 3, 3, 2)), rng.normal(size=(9, 2))
+    found = []
+    for devices in (1, 3):
+        keras.utils.set_random_seed(3)
+        grouped = layers.Conv3D(2, 2, groups=2)
+        model = keras.Sequential(
+            [keras.Input((3, 3, 3, 2)), grouped, layers.GlobalMaxPooling3D(), layers.Dense(2)]
+        )
+        model = (
+            model if devices == 1 else make_parallel(model, devices - (mode == "model"), mode=mode)
+        )
+        model.compile("sgd", "mse", jit_compile=True)
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        found.append([np.array(one) for one in model.get_weights()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -47,13 +47,21 @@ class Guard:
         return self.unit.symbols.union(*(one.symbols for one in self.shapes))
 
 
+_COMPILED = "_XlaMustCompile"  # the mark of a call of a function that XLA has to compile
 # Random numbers that XLA draws otherwise than TensorFlow.
 _DRAWS = re.compile("Stateless(Random(?!Get)|TruncatedNormal|Multinomial|Parameterized)")
 
 
 def attributes_of(op: tf.Operation) -> dict[str, Any]:
-    """An operation's attributes, without TensorFlow's marks."""
-    return {name: one for name, one in op.node_def.attr.items() if not name.startswith("_")}
+    """An operation's attributes, without TensorFlow's marks; but XLA compiles what it has to."""
+    marked = op.node_def.attr.items()
+    return {name: one for name, one in marked if name == _COMPILED or not name.startswith("_")}
+
+
+def is_compiled_call(op: tf.Operation) -> bool:
+    """Whether an operation calls a function that XLA has to compile."""
+    marks = op.node_def.attr
+    return _COMPILED in marks and marks[_COMPILED].b
 
 
 def create(

@@ -13,6 +13,7 @@ from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES, EACH_DEVICE, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.inner import Inner
 from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Partial, Value, Whole
+from keras_multigpu.engines.tensorflow.partition.operations import is_compiled_call
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.control import (
@@ -37,9 +38,7 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     found = FUNCTIONS.get(graph.name, lambda *_: None)(planner, op, values)
     if found is not None and len(found) == len(op.outputs):  # not of a tape's variant of it
         return found, "spread"
-    marks = op.node_def.attr
-    is_compiled = "_XlaMustCompile" in marks and marks["_XlaMustCompile"].b
-    if not is_compiled or planner.way == EACH_DEVICE:
+    if not is_compiled_call(op) or planner.way == EACH_DEVICE:
         return planner.run_call(op, graph, values)
     values = sums(planner, values)
 
