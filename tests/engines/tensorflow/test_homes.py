@@ -210,6 +210,7 @@ def _moved(step_of, rng):
     return step(x), x.numpy() @ template.get_weights()[0]
 
 
+@pytest.mark.filterwarnings("ignore:The step calls .* itself")
 # A model without `shard` doesn't know the parts that another one has made.
 @pytest.mark.filterwarnings("ignore:100% of")
 def test_what_was_traced_before_weights_moved_is_traced_again(rng):

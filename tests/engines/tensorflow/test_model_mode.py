@@ -224,6 +224,7 @@ def test_compiled_updates_that_are_not_made_in_each_step(is_scaled, rng):
     assert difference(*map(variables, models)) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:The step calls .* itself")
 @pytest.mark.parametrize("is_called", [False, True], ids=["template", "parallel"])
 def test_random_numbers_of_a_step_that_xla_compiles(is_called):
     """Those of layers and those of the step itself: XLA draws others than TensorFlow."""
