@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -224,6 +225,25 @@ class Placement:
     def outputs(self, outputs: Any) -> Any:
         """The same arrays, whole in every process."""
         return outputs if self.group is None else joint.copy_to_all(outputs, self.mesh)
+
+    def at_rest(self, value: Any) -> Any:
+        """An array that only some devices have in parts: in parts on all, or a copy on each.
+
+        XLA partitions what a user computes with the former wrongly: gradients are as many times
+        too large as there are copies (convolutions between large layers, for example).
+        """
+        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+            return value
+        if value.is_deleted() or value.sharding.is_fully_replicated:
+            return value
+        shape, own = value.shape, value.sharding.shard_shape(value.shape)
+        axes = [axis for axis, size in enumerate(shape) if own[axis] != size]
+        if math.prod(shape) == math.prod(own) * self.mesh.size:
+            return value
+        spec = PartitionSpec()
+        if not shape[axes[0]] % self.mesh.size:
+            spec = PartitionSpec(*[None] * axes[0], self.mesh.axis_names)
+        return jax.device_put(value, NamedSharding(self.mesh, spec))
 
     def as_current(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which this is the `current` placement."""

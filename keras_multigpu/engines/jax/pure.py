@@ -101,6 +101,9 @@ class JaxRunner:
     def spread(self, optimizer: Any) -> None:
         """Spreads weights and slots again that were assigned since, from a file, say."""
 
+    def rest(self, optimizer: Any) -> None:
+        """Lays out weights and slots for the time when no step runs."""
+
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         """The `id`s of the variables that stay on the devices between two loops."""
         return set()

@@ -123,7 +123,8 @@ class RowsRunner(JaxRunner, DataRunner):
                 return jax.device_put(leaf, where.of_rows(leaf) if has_rows else where.replicated)
 
             args, kwargs = keras.tree.map_structure(put, (args, kwargs), marks)
-            return compiled(where.spread_rows(batch), args, kwargs)
+            results = compiled(where.spread_rows(batch), args, kwargs)
+            return jax.tree.map(where.at_rest, results) if where.is_mesh else results
 
         return run
 

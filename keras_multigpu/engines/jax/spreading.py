@@ -144,7 +144,16 @@ class _Spreader:
             return self._batched(equation, _LAST_AXES[name])
         if name == "shard_map":
             return equation
+        if "window_dimensions" in params and self._is_over_rows(equation):
+            # XLA loses gradients of maxima over neighbouring rows.
+            parts = equation.invars, equation.outvars
+            return self._mapped(equation, *([None] * len(some) for some in parts))
         return equation.replace(params={key: self._inner(part) for key, part in params.items()})
+
+    def _is_over_rows(self, equation: Any) -> bool:
+        """Whether windows hold several rows, of the first axis."""
+        windows, shape = equation.params["window_dimensions"], equation.invars[0].aval.shape
+        return bool(windows) and windows[0] > 1 and self._counts_rows(shape[0])
 
     def _inner(self, part: Any) -> Any:
         """A parameter of an operation that calls others: a loop's body, a condition's branch."""

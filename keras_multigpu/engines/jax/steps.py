@@ -197,6 +197,7 @@ class JaxSteps(Steps):
             is_new = variable._value is not before.get(id(variable))
             if is_new and not is_spread(variable):
                 variable.assign(on_one_device(variable._value))
+        self._runner.rest(self._optimizer)
 
     def reading_weights(self) -> contextlib.AbstractContextManager[None]:
         if self._readings is None:
@@ -221,6 +222,7 @@ class JaxSteps(Steps):
         with joint, self.lent.returned(), self._lending():
             result = step(*args, **kwargs)
         self.lent.latest = ()
+        self._runner.rest(self._optimizer)
         if self._is_tied_elsewhere():
             self._bring_home()
         return result
@@ -267,6 +269,7 @@ class JaxSteps(Steps):
         self._runner.spread(self._optimizer)
         with self._lending():
             state = self.where.put_state(arrays_of(state_of(model, training)))
+        self._runner.rest(self._optimizer)
         data = batch if training else batch[:1]
         step = model.train_step if training else model.predict_step
         with self.where.as_on_gpus():
@@ -304,6 +307,7 @@ class JaxSteps(Steps):
 
     def _bring_home(self) -> None:
         self.lent.forget_weights()
+        self._runner.rest(self._optimizer)
         variables = self.model.variables
         kept = self._runner.kept(variables, self._optimizer)
         for variable in variables:

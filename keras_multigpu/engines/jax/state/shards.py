@@ -39,7 +39,11 @@ class WideLayers:
         """Chooses what is spread, and spreads the weights."""
         check_wide(self._template, self.where.width)
         self._axes = find_wide(self._template, self.where.width)
-        in_fresh_thread(lambda: self.spread(None))
+        in_fresh_thread(self._spread_first)
+
+    def _spread_first(self) -> None:
+        self.spread(None)
+        self.rest(None)
 
     def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """A step on whole copies, if it is not compiled.
@@ -93,6 +97,15 @@ class WideLayers:
         for slot in optimizer.variables if optimizer is not None else ():
             if id(slot) in references:
                 shard_alike(slot, references[id(slot)])
+
+    def rest(self, optimizer: Any) -> None:
+        """Has all devices of a mesh keep parts: what others compute with these is right then."""
+        slots = [] if optimizer is None else optimizer.variables
+        for variable in [*self._template.variables, *slots] if self.where.is_mesh else ():
+            if is_spread(variable):
+                value = self.where.at_rest(variable._value)
+                if value is not variable._value:
+                    variable.assign(value)
 
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         """The `id`s of the variables that stay on the devices between two loops."""
