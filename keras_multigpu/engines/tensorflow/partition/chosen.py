@@ -42,6 +42,13 @@ def known_rows(op: tf.Operation, values: Sequence[Value], dims: Sequence[Any]) -
     return None
 
 
+def _keeps_axes(op: tf.Operation) -> bool:
+    """Whether an axis of what is cut is the same one of the result."""
+    masks = [f"{name}_mask" for name in ("ellipsis", "new_axis", "shrink_axis")]
+    is_slice = op.type == "StridedSlice"
+    return op.type != "Reshape" and not (is_slice and any(map(op.get_attr, masks)))
+
+
 class Chosen:
     """Names for the numbers of rows that operations choose.
 
@@ -94,7 +101,7 @@ class Chosen:
             return None
         if cut is not None:
             dims = values[cut].dims or ()
-            inputs[cut] = ("dims", *(dims[:1] if axis == 0 and op.type != "Reshape" else dims))
+            inputs[cut] = ("dims", *(dims[:1] if axis == 0 and _keeps_axes(op) else dims))
         key = self._key(op, inputs), output, axis
         if key not in self._symbols:
             self._symbols[key] = f"{ROWS}{next(self._names)}"
