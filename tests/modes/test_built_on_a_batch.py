@@ -93,6 +93,7 @@ def test_functions_of_several_sizes_of_batches_use_the_same_slots(options, rng):
 
 
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.filterwarnings("ignore:.*are not compiled, and so each device computes all")
 @pytest.mark.parametrize("options", [{"mode": "model"}, {"shard": "weights"}], ids=str)
 def test_slots_that_move_when_the_first_evaluation_begins(options, rng):
     """An eager step has built them. `fit`, around the evaluation, goes on with a step function."""

@@ -79,6 +79,7 @@ def _aligned(values):
     return copied
 
 
+@pytest.mark.filterwarnings("ignore:.*are not compiled, and so each device computes all")
 @pytest.mark.parametrize("mode", ["data", "tower", "model"])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_the_arrays_of_a_generator_are_left_as_they_are(mode, dtype):
