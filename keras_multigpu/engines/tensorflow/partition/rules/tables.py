@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.crossings import reduce
-from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
+from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
     SUM,
@@ -34,6 +34,13 @@ _FEW = 8  # times as large as what 32 rows name: then that is less to send than 
 
 def _is_table(planner: Any, value: Value) -> bool:
     return planner.way == ALL_DEVICES and value.layout == _BY_ROWS
+
+
+def _check_here(planner: Any, value: Value) -> None:
+    """Leaves it to all devices together if each would get all of a table for its own rows."""
+    outer = planner.outside(value)
+    if outer is not None and outer.layout == _BY_ROWS:
+        raise NeedsOthers
 
 
 def _is_much_larger(table: Any, rows: Any) -> bool:
@@ -99,6 +106,8 @@ def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] 
         value = planner.value(dtype, dims, WHOLE, item)
         value.layout = Split(0)  # what follows is spread again
         return [value]
+    if _is_much_larger(table.dims, dims):
+        _check_here(planner, table)
     if not _is_table(planner, table):
         return None
     is_owned, height = isinstance(numbers.layout, Owned), _rows(table)
@@ -185,6 +194,7 @@ def add_rows(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]
 
 def _sums(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     table, indices = values[:2]
+    _check_here(planner, table)
     if not _is_table(planner, table) or not _have_rows(planner, values[1:]):
         return None
 
@@ -220,6 +230,7 @@ def _gradient(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value
 
 def _by_weights(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     table, _, indices = values
+    _check_here(planner, table)
     if not _is_table(planner, table) or not _have_rows(planner, values[1:]):
         return None
 
