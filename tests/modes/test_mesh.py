@@ -137,7 +137,8 @@ def test_each_device_has_a_part_of_a_large_layer():
             if _ON_TENSORFLOW
             else [own.sharding.shard_shape(own.shape)] * 2
         )
-        assert [np.prod(shape) for shape in shapes] == [64 * 32] * 2
+        # Between steps on JAX all four devices have other parts.
+        assert [np.prod(shape) for shape in shapes] == [64 * (32 if _ON_TENSORFLOW else 16)] * 2
     report = reports.memory(parallel, (x, y))
     whole = 4 * sum(np.prod(one.shape) for one in parallel.weights)
     assert all(report.bytes(one, "weights") < 0.6 * whole for one in parallel.devices)

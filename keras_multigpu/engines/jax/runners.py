@@ -28,7 +28,7 @@ from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share, tables_by_rows
 from keras_multigpu.engines.jax.threads import in_fresh_thread
 from keras_multigpu.engines.runners import DataRunner
-from keras_multigpu.engines.shared import split_tensors
+from keras_multigpu.engines.shared import split_tensors, value_of
 from keras_multigpu.engines.templates import forget_losses
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import adapt_mesh, check_mesh, names_of
@@ -82,7 +82,7 @@ class RowsRunner(JaxRunner, DataRunner):
         return dataclasses.replace(request, options={**request.options, "wire_dtype": None})
 
     def call(self, call: Call) -> Result:
-        weights = (one.value for one in self._template.trainable_variables)
+        weights = (value_of(one) for one in self._template.trainable_variables)
         with self._rows_spread(*call, weights) as (args, kwargs):
             return Result(self._template(*args, **kwargs))
 
