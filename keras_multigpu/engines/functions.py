@@ -12,9 +12,10 @@ import keras
 
 def named_in(step: Callable[..., Any]) -> dict[str, Any]:
     """What a step names that it does not make: globals, and variables of functions around it."""
-    if not inspect.isroutine(step):
+    inner = inspect.unwrap(step)
+    if not (inspect.isfunction(inner) or inspect.ismethod(inner)):
         return {}
-    named = inspect.getclosurevars(inspect.unwrap(step))
+    named = inspect.getclosurevars(inner)
     return {"self": getattr(step, "__self__", None), **named.globals, **named.nonlocals}
 
 

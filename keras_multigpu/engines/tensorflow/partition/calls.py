@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -63,7 +63,11 @@ def call(
     if kept:  # they may have gradients, too
         passes = _Passes(order, kept)
         traced = Traced(lambda *inside: passes.record(function, inside), args, rows, have_rows)
-    plan = _Plan(traced, passes, devices, [] if records is None else records)
+    records = [] if records is None else records
+    known, plan = set[int](), _Plan(traced, passes, devices, records)
+    while plan.rows != known:  # all is divided by the same numbers
+        known = plan.rows
+        plan = _Plan(traced, passes, devices, records, known)
     inputs = [one.tensor for one in traced.arguments if one.tensor.dtype.is_floating]
     inputs += kept
     weights = [one.read_value() for one in plan.variables]
@@ -144,9 +148,16 @@ class _Plan:
     """
 
     def __init__(
-        self, traced: Traced, passes: _Passes, devices: Sequence[str], records: list[Record]
+        self,
+        traced: Traced,
+        passes: _Passes,
+        devices: Sequence[str],
+        records: list[Record],
+        rows: Collection[int] = (),
     ):
+        records.clear()
         planner = Planner(RULES, len(devices), traced.batch, records)
+        planner.rows.update(rows)
         self.program, self.rows = planner.program, planner.rows
         self.variables = [one for one in passes.sources if isinstance(one, tf.Variable)]
         known = traced.inputs(planner, devices)

@@ -128,9 +128,11 @@ def _planned(
     records: list[Record],
 ) -> Planner | None:
     """The plan of the step; `None` if a loop that holds slices of rows needs them whole."""
-    for has_row_loops in (True, False):  # what comes after such a loop may need all rows' lists
+    has_row_loops, rows = True, set[int]()
+    while True:
         records.clear()
         planner = Planner(RULES, len(devices) // width, traced.batch, records)
+        planner.rows |= rows
         planner.columns = {name: number for number, name in enumerate(devices[:width])}
         planner.is_joined, planner.expected = together is not None, expected
         planner.has_row_loops = has_row_loops
@@ -148,9 +150,13 @@ def _planned(
             at = planner.latest
             kind, name = ("step", "the step/") if at is None else (at.type, at.name)
             records[:] = [Record(kind, name, "gathered", _ALL)]
+            if not has_row_loops:
+                return None
+            has_row_loops = False  # what comes after such a loop may need all rows' lists
         else:
-            return planner
-    return None
+            if planner.rows == rows:
+                return planner
+            rows = planner.rows  # all is divided by the same numbers
 
 
 def _own_rows(planner: Planner, structure: Any, results: Sequence[Value]) -> list[Layout]:

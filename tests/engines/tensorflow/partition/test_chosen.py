@@ -241,6 +241,18 @@ def test_as_many_rows_as_the_step_says(model, rng):
     _equal(step, model, rng)
 
 
+def test_numbers_of_rows_that_divide_each_other(model, rng):
+    """What is noted later does not change how earlier slices are divided."""
+
+    def step(x, y):
+        some = x[:5]
+        pairs = tf.reshape(tf.reshape(some, (5, 2, 4)) * 2.0, (10, 4))
+        more = x[:10] + tf.random.stateless_normal((10, 8), [1, 2], dtype=x.dtype)
+        return [tf.tanh(pairs), tf.tanh(more), model(more), pairs + tf.tanh(more)[:, :4]]
+
+    _equal(step, model, rng)
+
+
 def test_what_a_gradient_takes_of_chosen_rows_stays_whole(model, rng):
     """In loops and branches: nobody outside can count them."""
 
