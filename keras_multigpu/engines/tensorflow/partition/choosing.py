@@ -35,7 +35,7 @@ from keras_multigpu.engines.tensorflow.partition.signatures import (
     output_dims,
     split_label,
 )
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, symbols_of
 
 _GRADIENTS = "gradient_tape/"  # the scope of what TensorFlow's tapes compute
 
@@ -45,7 +45,10 @@ class Choosing(Operations):
 
     Attributes:
         shards: the axis along which variables of a shape are sharded.
+        splits_all: whether all that meets weights is split, as the batch's rows are.
     """
+
+    splits_all = False
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -69,6 +72,8 @@ class Choosing(Operations):
         label = split_label(values, signature, dims, self.unit_of) if self.splits else None
         if label is None and self.splits:
             label = self._of_sums(values, signature, dims)
+        if label is None and self.splits_all:
+            label = self._of_data(values, signature, dims)
         if label is not None:
             return self._spread(op, values, signature, label, dims), "spread"
         if self.shards and self.way == ALL_DEVICES:
@@ -102,6 +107,37 @@ class Choosing(Operations):
                 self.get(value, Split(0))
                 value.layout = Split(0)
         return label
+
+    def _of_data(self, values: Sequence[Value], signature: Signature, dims: Any) -> Any:
+        """The label of the first axis of what meets weights: rows, of whatever number.
+
+        A generator's noise, say, has as many as a constant of the user's says.
+        """
+        own = zip(values, signature.inputs)
+        of_weights = [labels for value, labels in own if value.is_state and value.rank > 1]
+        for value, labels in zip(values, signature.inputs) if of_weights else ():
+            label = labels[0] if labels else None
+            is_other = value.is_state or value.is_update or value.is_spread or value.is_sharded
+            if is_other or not value.dtype.is_floating or any(label in one for one in of_weights):
+                continue
+            if label is None or not value.dims or not self._are_rows(value.dims[0]):
+                continue
+            before = set(self.rows)
+            self.rows.add(value.dims[0])
+            parts = [dataclasses.replace(v, layout=Split(0)) if v is value else v for v in values]
+            if split_label(parts, signature, dims, self.unit_of) == label:
+                if not value.is_free:
+                    self.get(value, Split(0))
+                    value.layout = Split(0)
+                return label
+            self.rows.intersection_update(before)
+        return None
+
+    def _are_rows(self, dim: Any) -> bool:
+        """Whether so many are worth to be split; XLA compiles anew for each of other numbers."""
+        symbols = symbols_of([dim])
+        is_fixed = self.chosen is not None and self.chosen.are_fixed
+        return symbols <= {BATCH} or not is_fixed if symbols else dim >= self.count
 
     def shard_of(self, value: Value) -> Sharded | Owned | None:
         """The parts that devices have of a value, or should: of gradients of weights."""

@@ -71,7 +71,7 @@ class Forms:
         branch: the number of a branch that is planned.
         expected: how many rows there may be.
         splits: whether what has rows is split.
-        rows: how many rows of the batch are chosen, where that is known.
+        rows: numbers of rows beside the batch's, where they have no symbols of their own.
     """
 
     is_joined = False
@@ -85,7 +85,7 @@ class Forms:
         self.names = itertools.count() if names is None else names
         self.program, self.expected = Program(), Expected()
         self.splits = way != ONE_DEVICE
-        self.rows: set[int] = set()
+        self.rows: set[Any] = set()
 
     @property
     def own_symbols(self) -> set[str]:

@@ -52,6 +52,7 @@ class Inner(Planner):
         self.shards, self.is_joined = outer.shards, outer.is_joined
         self.expected, self.splits = outer.expected, self.splits and outer.splits
         self.has_row_loops, self.rows = outer.has_row_loops, outer.rows
+        self.splits_all = outer.splits_all and way == ALL_DEVICES
         self.chosen = None
         if outer.chosen is not None and way != ONE_DEVICE:
             self.chosen = Chosen(self.names, are_fixed=outer.chosen.are_fixed)

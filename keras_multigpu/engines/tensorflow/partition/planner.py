@@ -41,6 +41,11 @@ class Record:
     stack: Any = dataclasses.field(default=None, repr=False, compare=False)
 
 
+def total_work(records: Sequence[Record]) -> float:
+    """The work of operations, together."""
+    return sum(record.work for record in records)
+
+
 class Planner(Choosing):
     """Plans a graph, and the functions that it calls.
 

@@ -179,13 +179,16 @@ class Unit:
         return symbols_of([self.rows, self.times])
 
 
-def unit_of(dim: Any, batch: Any, known: Collection[int] = ()) -> Unit | None:
+def unit_of(dim: Any, batch: Any, known: Collection[Any] = ()) -> Unit | None:
     """The rows that a dimension is a multiple of; `None` if it is of none.
 
-    `known`: the numbers of rows that are chosen, where they have no symbols.
+    `known`: the numbers of rows beside the batch's, where they have no symbols of their own.
     """
     names = [name for name in sorted(symbols_of([dim])) if name.startswith(ROWS)]
-    for rows in (batch, *map(Dim.symbol, names), *sorted(known, reverse=True)):
+    kind = type(dim)
+    numbers = [one for one in known if isinstance(one, kind)]
+    numbers.sort(key=repr if kind is Dim else int, reverse=True)
+    for rows in (batch, *map(Dim.symbol, names), *numbers):
         times = quotient(dim, rows)
         if times is not None:
             return Unit(rows, times)

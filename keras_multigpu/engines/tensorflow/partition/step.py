@@ -16,6 +16,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Layout, S
 from keras_multigpu.engines.tensorflow.partition.local import Devices
 from keras_multigpu.engines.tensorflow.partition.planner import Planner, Record
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
 from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partition.traced import Traced, one_device, rows_of
 
@@ -80,18 +81,16 @@ def spread(
     is_one_row = rows == 1 and (has_shards or width > 1 or compiled)
     rows = "unknown" if is_one_row or not splits_rows else rows
     records = [] if records is None else records
-    if rows in (None, 0, 1):
-        are_ragged = any(isinstance(one, tf.RaggedTensor) for one in chosen)
-        if are_ragged:
-            records[:] = [Record("ragged rows", "the inputs/", "gathered", _ALL)]
-        elif rows in (0, 1):  # not worth a warning
-            records[:] = [Record("too few rows", "the step/", "gathered", 1.0)]
-        is_own = together is None or together.are_parts
-        if is_own and (are_ragged or rows is not None or not compiled):
+    are_few = rows in (0, 1)
+    if are_few or (rows is None and together is not None and not compiled):
+        few = Record("too few rows", "the step/", "gathered", 1.0)  # not worth a warning
+        records[:] = [few if are_few else Record("ragged rows", "the inputs/", "gathered", _ALL)]
+        if together is None or together.are_parts:
             note_rows(rows or 0)
             return _on_one_device(step, args, autograph, together)
-        # All is whole. Joined processes compare it, and agree on what comes from outside.
-        rows, have_rows, records = "unknown", [False] * len(leaves), []
+        records = []  # joined processes compare the plan, and agree on what comes from outside
+    if are_few or rows is None:  # no argument has rows, or not the rows of another
+        rows, have_rows = "unknown", [False] * len(leaves)
     are_parts = together is not None and together.are_parts
     traced = Traced(
         step, args, rows, have_rows, autograph, compiled, are_parts, is_one_row, are_known
@@ -102,7 +101,18 @@ def spread(
         count = traced.count()
         if any(one.has_rows for one in traced.arguments):
             note_rows(count)
-    planner = _planned(traced, devices, width, together, compiled, expected or Expected(), records)
+
+    def new() -> Planner:
+        planner = Planner(RULES, len(devices) // width, traced.batch, records)
+        planner.columns = {name: number for number, name in enumerate(devices[:width])}
+        planner.is_joined, planner.expected = together is not None, expected or Expected()
+        # XLA compiles anew for other numbers of rows. Other processes don't know them.
+        own = Chosen(planner.names, are_fixed=compiled)
+        planner.chosen = None if planner.is_joined else own
+        planner.splits_all = splits_rows and not planner.is_joined
+        return planner
+
+    planner = _planned(traced, new, devices, together)
     if planner is None:
         return _on_one_device(step, args, autograph, together)
     options: dict[str, Any] = {"is_compiled": compiled and not is_part, "chosen": planner.rows}
@@ -119,26 +129,15 @@ def spread(
 
 
 def _planned(
-    traced: Traced,
-    devices: Sequence[str],
-    width: int,
-    together: Together | None,
-    compiled: bool,
-    expected: Expected,
-    records: list[Record],
+    traced: Traced, new: Callable[[], Planner], devices: Sequence[str], together: Together | None
 ) -> Planner | None:
     """The plan of the step; `None` if a loop that holds slices of rows needs them whole."""
-    has_row_loops, rows = True, set[int]()
+    has_row_loops, rows = True, set[Any]()
     while True:
-        records.clear()
-        planner = Planner(RULES, len(devices) // width, traced.batch, records)
+        planner = new()
+        planner.records.clear()
         planner.rows |= rows
-        planner.columns = {name: number for number, name in enumerate(devices[:width])}
-        planner.is_joined, planner.expected = together is not None, expected
         planner.has_row_loops = has_row_loops
-        # XLA compiles anew for other numbers of rows. Other processes don't know them.
-        own = Chosen(planner.names, are_fixed=compiled)
-        planner.chosen = own if together is None else None
         try:
             known = traced.inputs(planner, devices)
             results = planner.run_graph(traced.graph, known, traced.graph.outputs)
@@ -149,14 +148,16 @@ def _planned(
         except NeedsOthers:
             at = planner.latest
             kind, name = ("step", "the step/") if at is None else (at.type, at.name)
-            records[:] = [Record(kind, name, "gathered", _ALL)]
+            planner.records[:] = [Record(kind, name, "gathered", _ALL)]
             if not has_row_loops:
                 return None
             has_row_loops = False  # what comes after such a loop may need all rows' lists
         else:
-            if planner.rows == rows:
+            # All is divided by the same numbers; other sizes have names of this plan.
+            found = {one for one in planner.rows if symbols_of([one]) <= {BATCH}}
+            if found == rows:
                 return planner
-            rows = planner.rows  # all is divided by the same numbers
+            rows = found
 
 
 def _own_rows(planner: Planner, structure: Any, results: Sequence[Value]) -> list[Layout]:

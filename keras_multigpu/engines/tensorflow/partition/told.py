@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-from keras_multigpu.engines.tensorflow.partition.planner import Record
+from keras_multigpu.engines.tensorflow.partition.planner import Record, total_work
 
 # What is worth a warning: a share of a step's work, and floating-point operations at 32 rows.
 SHARE, LEAST = 0.05, 1e6
@@ -19,7 +19,7 @@ def share_whole(records: Sequence[Record], names: Sequence[str]) -> float:
 
 def by_layer(records: Sequence[Record], names: Sequence[str]) -> list[tuple[str, str, float]]:
     """Layers, types of operations and shares of the work that one device does; most work first."""
-    total = sum(record.work for record in records) or 1.0
+    total = total_work(records) or 1.0
     found: dict[tuple[str, str], float] = collections.defaultdict(float)
     for record in records:
         # Rows of tables that an optimizer changes are where the table is, like weights.
@@ -44,6 +44,8 @@ def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
     """A table of what one device computes for all."""
     of_rows = [record for record in records if record.how != "whole"]
     share = share_whole(of_rows, names)
+    if not of_rows:
+        return f"{step}: nothing in it has rows, and so one device computes it."
     head = f"{step}: {1 - share:.1%} of the work on rows is spread over the devices"
     rows = [row for row in by_layer(of_rows, names) if row[2] >= 0.0005]
     cause = _cause(records, names, [kind for _, kind, _ in rows])
@@ -64,7 +66,7 @@ def _cause(records: Sequence[Record], names: Sequence[str], kinds: Sequence[str]
 
 def _told_once(records: Sequence[Record]) -> list[str]:
     """A sentence on what has no rows, which one device computes, if it is much."""
-    total = sum(record.work for record in records) or 1.0
+    total = total_work(records) or 1.0
     once = sum(record.work for record in records if record.how == "whole") / total
     if once < SHARE:
         return []
@@ -101,7 +103,7 @@ def warning_of(
 ) -> str | None:
     """What to warn of; `None` if one device does little."""
     share = share_whole(records, names)
-    if share <= SHARE or share * sum(record.work for record in records) < LEAST:
+    if share <= SHARE or share * total_work(records) < LEAST:
         return None
     rows = by_layer(records, names)
     layers = list(dict.fromkeys(repr(row[0]) for row in rows))[:3]

@@ -10,11 +10,16 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
-from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES, EACH_DEVICE, NeedsOthers
+from keras_multigpu.engines.tensorflow.partition.forms import (
+    ALL_DEVICES,
+    EACH_DEVICE,
+    ONE_DEVICE,
+    NeedsOthers,
+)
 from keras_multigpu.engines.tensorflow.partition.inner import Inner
 from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Partial, Value, Whole
 from keras_multigpu.engines.tensorflow.partition.operations import is_compiled_call
-from keras_multigpu.engines.tensorflow.partition.planner import Planner
+from keras_multigpu.engines.tensorflow.partition.planner import Planner, total_work
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.control import (
     changed,
@@ -22,6 +27,7 @@ from keras_multigpu.engines.tensorflow.partition.rules.control import (
     graph_named,
     graph_of,
     sums,
+    ways,
 )
 from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 from keras_multigpu.engines.tensorflow.partition.rules.tables import FUNCTIONS
@@ -59,7 +65,7 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         return inner.added(emit, [], layouts, results, op)
 
     with planner.waiting(op):
-        made = first_possible(planner, values, plan)
+        made = first_possible(planner, ways(planner, values), plan)
     changed(planner, values)
     return made
 
@@ -79,12 +85,19 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         at = chosen[0] if 0 <= chosen[0] < len(graphs) else -1
         return planner.run_call(op, graphs[at], values[1:])
     values = [*sums(planner, values)]
+    usual = ways(planner, values[1:])
+    # What a branch draws may meet weights.
+    others = [ALL_DEVICES] if planner.splits_all and usual == (ONE_DEVICE,) else []
 
     def plan(way: str) -> list[Value]:
         inners = [Inner(planner, way, branch=number) for number, _ in enumerate(graphs)]
         results = []
         for inner, graph in zip(inners, graphs):
             results.append(inner.run(graph, [inner.take(value) for value in values[1:]]))
+        is_spread = any(one.how == "spread" for inner in inners for one in inner.records)
+        if way not in usual and not is_spread:
+            raise NeedsOthers  # one device does as well
+        inners[0].records = max((one.records for one in inners), key=total_work)
         _make_unused(inners, graphs, results)
         known = [
             [_of_branch(state_of(inner, value), inner, graph, at) for at, value in enumerate(found)]
@@ -111,7 +124,7 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         return first.added(emit, [chosen], [s.layout for s in states], states, op, taken)
 
     with planner.waiting(op):  # what the branches read is read before them
-        made = first_possible(planner, values[1:], plan)
+        made = first_possible(planner, (*others, *usual), plan)
     changed(planner, values)
     return made
 

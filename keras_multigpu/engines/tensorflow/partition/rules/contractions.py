@@ -18,7 +18,7 @@ def matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     """Rows and columns are kept, the inner axis is summed."""
     a = ("k", "m") if op.get_attr("transpose_a") else ("m", "k")
     b = ("n", "k") if op.get_attr("transpose_b") else ("k", "n")
-    join((values[0], a.index("k")), (values[1], b.index("k")))
+    join(planner, (values[0], a.index("k")), (values[1], b.index("k")))
     return Signature([a, b], [("m", "n")], "sum")
 
 

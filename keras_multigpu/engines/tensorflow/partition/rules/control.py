@@ -60,10 +60,10 @@ def ways(planner: Planner, values: Sequence[Value]) -> tuple[str, ...]:
 
 
 def first_possible(
-    planner: Planner, values: Sequence[Value], plan: Callable[[str], list[Value]]
+    planner: Planner, possible: Sequence[str], plan: Callable[[str], list[Value]]
 ) -> list[Value]:
     """The plan of the first way that is possible."""
-    *others, last = ways(planner, values)
+    *others, last = possible
     # What is chosen of the rows may have to leave a function whole: only it can count them.
     for chosen in dict.fromkeys([planner.chosen, None]):
         with unchanged(planner, "chosen", chosen):

@@ -73,7 +73,7 @@ def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     if op.type in SAME_SIZES and len({value.rank for value in values}) == 1:
         for axis in range(values[0].rank):
-            join(*[(value, axis) for value in values])
+            join(planner, *[(value, axis) for value in values])
     try:
         dims = broadcast(*[value.dims or () for value in values])
     except Unknown:

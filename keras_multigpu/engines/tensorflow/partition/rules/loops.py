@@ -20,6 +20,7 @@ from keras_multigpu.engines.tensorflow.partition.rules.control import (
     graph_of,
     origin,
     sums,
+    ways,
 )
 from keras_multigpu.engines.tensorflow.partition.rules.definitions import graph_by_definition
 from keras_multigpu.engines.tensorflow.partition.rules.row_loops import over_rows
@@ -69,7 +70,7 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         if planner.way == ALL_DEVICES and planner.has_row_loops:
             made = over_rows(planner, op, values, body, test)
         if made is None:
-            made = first_possible(planner, values, plan)
+            made = first_possible(planner, ways(planner, values), plan)
     changed(planner, values)
     return made
 

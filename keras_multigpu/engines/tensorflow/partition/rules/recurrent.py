@@ -19,7 +19,7 @@ _GIVEN_NOTES = (11, 12)  # its inputs
 @rule("CudnnRNNV3")
 def forward(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each sequence by itself; each device keeps its own notes for the gradient."""
-    inputs, dims = _inputs(op, values), _dims(op, values)
+    inputs, dims = _inputs(op, values), _dims(planner, op, values)
     if dims is None:
         return None
     outputs = [*inputs[:3], (None,), (None,)]
@@ -75,7 +75,7 @@ def _inputs(op: tf.Operation, values: Sequence[Value]) -> list[Labels]:
     return [sequences, sequences, cells, (None,), ("row",)]
 
 
-def _dims(op: tf.Operation, values: Sequence[Value]) -> list[Any] | None:
+def _dims(planner: Any, op: tf.Operation, values: Sequence[Value]) -> list[Any] | None:
     """The dimensions of the outputs that have rows; `None` for shapes that no layer makes."""
     x, first = values[:2]
     if x.rank != 3 or len(first.dims or ()) != 3:
@@ -83,7 +83,7 @@ def _dims(op: tf.Operation, values: Sequence[Value]) -> list[Any] | None:
     if op.get_attr("num_proj"):
         return None
     axis = 1 if op.get_attr("time_major") else 0
-    join((x, axis), (first, axis), (values[4], 0))
+    join(planner, (x, axis), (first, axis), (values[4], 0))
     assert x.dims is not None
     assert first.dims is not None
     ways = 2 if op.get_attr("direction") == b"bidirectional" else 1
@@ -101,5 +101,5 @@ def reverse(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     labels: list[Any] = [f"axis{number}" for number in range(x.rank)]
     labels[op.get_attr("seq_dim")] = None
     batch = op.get_attr("batch_dim")
-    join((x, batch), (values[1], 0))
+    join(planner, (x, batch), (values[1], 0))
     return Signature([labels, [labels[batch]]], [labels], dims=[x.dims])

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
-from keras_multigpu.engines.tensorflow.partition.layouts import Split, Value
+from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Split, Value
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
 
 Rule = Callable[..., Any]
@@ -79,13 +79,29 @@ def no_axis(value: Value) -> tuple[None, ...]:
     return (None,) * value.rank
 
 
-def join(*places: tuple[Value, int]) -> None:
-    """Notes that axes have the same size: an unknown size among them is a known one."""
-    known = [v.dims[axis] for v, axis in places if v.dims and not _is_unknown(v.dims[axis])]
+def join(planner: Any, *places: tuple[Value, int]) -> None:
+    """Notes that axes have the same size: an unknown size among them is a known one, or the first.
+
+    Where the devices' slices of the one are not those of the other, they are cut anew.
+    """
+    sizes: list[Any] = [value.dims[axis] for value, axis in places if value.dims]
+    size: Any = min(sizes, key=_is_unknown, default=None)
     for value, axis in places:
-        if known and value.dims and _is_unknown(value.dims[axis]):
-            value.dims = (*value.dims[:axis], known[0], *value.dims[axis:][1:])
+        if not value.dims or value.dims[axis] == size or not _is_unknown(value.dims[axis]):
+            continue
+        if (value.is_free or value.axis == axis) and not (
+            _is_even(planner, size) and _is_even(planner, value.dims[axis])
+        ):
+            value.forms, value.make = {WHOLE: planner.get(value, WHOLE)}, None
+            value.layout = WHOLE
+        value.dims = (*value.dims[:axis], size, *value.dims[axis:][1:])
 
 
 def _is_unknown(dim: Any) -> bool:
     return bool(symbols_of([dim]) - {BATCH})
+
+
+def _is_even(planner: Any, dim: Any) -> bool:
+    """Whether devices' slices differ by one entry, at most: each row has one."""
+    unit = planner.unit_of(dim)
+    return unit is not None and unit.times == 1
