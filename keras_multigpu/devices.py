@@ -103,12 +103,19 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
     return _first_of_each(pool, n_gpus)
 
 
-def choose_again(mode: str, count: int) -> tuple[str, ...]:
+def choose_again(mode: str, count: int, asked: Any = None) -> tuple[str, ...]:
     """The devices for a model from a file, which it had `count` of; fewer if there are fewer.
 
     Of joined processes, each has one at least in mode `"data"`; the other modes use this process's.
+
+    `asked`: the names that the user chose, which are taken if they are here; or `"all"`: more if
+    there are more, but for towers, which have a replica on each.
     """
     engine, pool = engines.current(), choose_devices(None, None)
+    if isinstance(asked, (list, tuple)) and set(asked) <= set(list_devices()):
+        return tuple(asked)
+    if asked == "all" and mode != "tower":
+        count = max(count, len(pool))
     if engine.num_processes > 1 and mode != "data":
         pool = tuple(name for name in pool if not engine.host_of(name))
         return pool[:count]

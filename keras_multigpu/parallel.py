@@ -175,7 +175,8 @@ def make_parallel(
         warn_of_one_cpu()
     if n_gpus == 1 and devices is None and engine.num_processes > 1:
         warn_of_apart()
-    parallel = build_parallel(MODES[mode], request)
+    asked = "all" if n_gpus is None else None
+    parallel = build_parallel(MODES[mode], request, asked if devices is None else request.devices)
     watch_template(parallel.template, len(parallel.devices))
     return parallel
 

@@ -33,6 +33,7 @@ from keras_multigpu.engines.shared import (
     SEED_STEP,
     active_scope,
     are_given,
+    batches_as_in_fit,
     check_alike,
     count_rows,
     is_array,

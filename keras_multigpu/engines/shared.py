@@ -184,6 +184,20 @@ def unchanged(model: Any, attribute: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def batches_as_in_fit(model: Any) -> Iterator[None]:
+    """Scope in which `train_on_batch` gives a step what `fit` does: `(x, y)`, no empty parts."""
+    model.make_train_function()
+    made = model.train_function
+
+    def function(*given: Any) -> Any:
+        *state, batches = given
+        return made(*state, (keras.utils.pack_x_y_sample_weight(*one) for one in batches))
+
+    with unchanged(model, "train_function", function):
+        yield
+
+
+@contextlib.contextmanager
 def having(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
     """Scope in which a context variable has a value."""
     token = variable.set(value)

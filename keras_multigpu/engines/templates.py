@@ -39,19 +39,23 @@ def forget_losses(template: keras.Layer) -> None:
 
 def warn_of_direct_calls(template: keras.Model) -> None:
     """Warns if a custom step of the template calls layers directly, not through the replicas."""
+    if direct := direct_calls(template):
+        warnings.warn(
+            f"{type(template).__name__} calls layers directly: {direct}. Only `self(...)` runs on "
+            "all devices; these calls run on one. Call them from `call`.",
+            stacklevel=6,  # the caller of `make_parallel`
+        )
+
+
+def direct_calls(template: keras.Model) -> str:
+    """The layers that custom steps of a template call themselves, as a text; `""` if none."""
     direct: dict[str, str] = {}
     for name in own_steps(template):
         function = vars(template).get(name, inspect.getattr_static(type(template), name))
         called = [node.attr for node in _nodes_on_self(function, called=True)]
         layers = [one for one in called if isinstance(vars(template).get(one), keras.Layer)]
         direct |= dict.fromkeys(layers, name)
-    if direct:
-        calls = ", ".join(f"`self.{layer}(...)` in `{step}`" for layer, step in direct.items())
-        warnings.warn(
-            f"{type(template).__name__} calls layers directly: {calls}. Only `self(...)` runs on "
-            "all devices; these calls run on one. Call them from `call`.",
-            stacklevel=6,  # the caller of `make_parallel`
-        )
+    return ", ".join(f"`self.{layer}(...)` in `{step}`" for layer, step in direct.items())
 
 
 def state_read(template: keras.Model, step: str) -> list[str]:
@@ -81,18 +85,28 @@ def _is_users(cls: type, name: str) -> bool:
 
 
 def _nodes_on_self(function: Any, called: bool = False) -> list[ast.Attribute]:
-    """Where a method names an attribute of `self`; with `called`, where it calls one."""
+    """Where a method names an attribute of `self`; with `called`, where it calls one.
+
+    `self.part.stateless_call(...)` calls the part.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return []  # no source, in an interactive session, say
     nodes: list[ast.AST] = list(ast.walk(tree))
+    own = next((one.args.args[:1] for one in nodes if isinstance(one, ast.FunctionDef)), [])
+    names = {"self", *(one.arg for one in own)}
     if called:
         nodes = [node.func for node in nodes if isinstance(node, ast.Call)]
+        nodes += [
+            node.value
+            for node in nodes
+            if isinstance(node, ast.Attribute) and node.attr in ("stateless_call", "call")
+        ]
     return [
         node
         for node in nodes
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
+        and node.value.id in names
     ]

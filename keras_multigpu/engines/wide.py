@@ -146,12 +146,14 @@ def check_mesh(request: Request, is_joined: bool) -> None:
 
 
 def adapt_mesh(request: Request) -> Request:
-    """On fewer devices, groups of as many as divide them."""
-    width = request.options.get("model_devices", 1)
-    fewer = math.gcd(width, len(request.devices))
-    if fewer == width:
-        return request
-    return dataclasses.replace(request, options={**request.options, "model_devices": fewer})
+    """On other devices, as many whole groups as there are; of fewer than one, a smaller group."""
+    width, devices = request.options.get("model_devices", 1), request.devices
+    if len(devices) >= width:
+        devices = devices[: len(devices) - len(devices) % width]
+    else:
+        devices = usable(request.template, devices)
+    options = {**request.options, "model_devices": min(width, len(devices))}
+    return dataclasses.replace(request, devices=devices, options=options)
 
 
 def usable(model: keras.Model, devices: tuple[str, ...]) -> tuple[str, ...]:

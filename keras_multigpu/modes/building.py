@@ -15,8 +15,10 @@ from keras_multigpu.modes.classes import parallel_class
 from keras_multigpu.modes.forgotten import compilations
 
 
-def build_parallel(mode: Any, request: Request) -> Any:
+def build_parallel(mode: Any, request: Request, asked: Any = None) -> Any:
     """A mode's parallel model, compiled if its template is.
+
+    `asked`: the devices, as the user asked for them; see `devices.choose_again`.
 
     Requests of users and of files both come through here, and are checked before anything is built.
     """
@@ -24,6 +26,7 @@ def build_parallel(mode: Any, request: Request) -> Any:
     template = request.template
     classes: Any = (mode, type(template))
     parallel = parallel_class(*classes)(template, request.devices, **request.options)
+    parallel._parallel_asked = asked
     if template.compiled and parallel._parallel_keeps_outputs():
         compile_like(parallel, template)
         parallel._parallel_compilations = compilations(parallel)

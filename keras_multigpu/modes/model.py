@@ -31,7 +31,6 @@ class ModelParallel(PlacedModel):
 
     mode = "model"
     _parallel_names = ("placement", "stages")
-    _parallel_on_fewer_devices = "The layers of the other devices are on these."
     _parallel_runner: engines.ModelRunner
 
     def __init__(
@@ -78,6 +77,12 @@ class ModelParallel(PlacedModel):
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
         """Nothing: only the runner can check a placement, together with the model."""
+
+    @classmethod
+    def _parallel_on_fewer(cls, options: Mapping[str, Any]) -> str:
+        if options.get("placement") is None or options["placement"] == "spread":
+            return "Its weights are divided among these."
+        return "The layers of the other devices are on these."
 
     @classmethod
     def _parallel_adapt(cls, request: engines.Request) -> engines.Request:

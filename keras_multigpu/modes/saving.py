@@ -10,7 +10,7 @@ import os
 import pathlib
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -28,7 +28,7 @@ class SavedModel(OneModel):
     _parallel_devices: tuple[str, ...]
     _parallel_options: dict[str, Any]
     _parallel_steps: Any = None  # the engine's `Steps`, once the model is made
-    _parallel_on_fewer_devices = "It computes the same on them."
+    _parallel_asked: Any = None  # the devices: their names, or "all"; `None` for a number
 
     def get_weights(self) -> list[Any]:
         """The weights as NumPy arrays, as Keras gives them."""
@@ -83,7 +83,7 @@ class SavedModel(OneModel):
             return self.template.export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """The template's configuration, the number of devices and the mode's options.
+        """The template's configuration, the devices and the mode's options.
 
         Raises:
             ValueError: for Keras's legacy format, however it was requested.
@@ -95,12 +95,15 @@ class SavedModel(OneModel):
         return {
             "template": template,
             "num_devices": len(self._parallel_devices),
+            "devices": self._parallel_asked,
             **self._parallel_options,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Rebuilds a parallel model, on fewer devices if this machine has fewer.
+        """Rebuilds a parallel model: on the devices that it was made for, if they are here.
+
+        On fewer if there are fewer; on all, if it was made for all.
 
         Warns:
             UserWarning: if there are fewer devices than when it was saved.
@@ -112,8 +115,8 @@ class SavedModel(OneModel):
         template = options.pop("template")
         options = make(options)
         wanted = options.pop("num_devices")
-        mode = cls._parallel_mode_class()
-        there = choose_again(mode.mode, wanted)
+        mode, asked = cls._parallel_mode_class(), options.pop("devices", None)
+        there = choose_again(mode.mode, wanted, asked)
         with making_template(mode, there, options):
             template = make(template)
         request = engines.Request(mode.mode, template, there, options)
@@ -121,13 +124,25 @@ class SavedModel(OneModel):
         devices = request.devices
         if len(there) < wanted:
             used = f", of which {len(devices)} can be used" if len(devices) < len(there) else ""
+            changes = [
+                f" It has {name}={now!r} now, in place of {options[name]!r}."
+                for name, now in request.options.items()
+                if options.get(name) != now and isinstance(now, (int, str))
+            ]
             warnings.warn(
                 f"The model was saved on {wanted} devices, and {len(there)} "
                 f"{'is' if len(there) == 1 else 'are'} here: {', '.join(there)}{used}. "
-                f"{cls._parallel_on_fewer_devices}",
+                f"{cls._parallel_on_fewer(request.options)}{''.join(changes)}",
                 stacklevel=2,
             )
-        return build_parallel(mode, request)
+        return build_parallel(mode, request, asked)
+
+    @classmethod
+    def _parallel_on_fewer(cls, options: Mapping[str, Any]) -> str:
+        """What a model from a file does on fewer devices, in a sentence."""
+        if options.get("wire_dtype"):
+            return "It computes the same, but for the rounding of `wire_dtype`."
+        return "It computes the same on them."
 
     @classmethod
     def _parallel_adapt(cls, request: engines.Request) -> engines.Request:

@@ -49,7 +49,6 @@ class TowerParallel(Members):
     mode = "tower"
     _parallel_names = ("replicas", "clones", "mix", "loss_of", "predict_replicas", "disagreement")
     _parallel_hidden = Members._parallel_hidden | {"replicas"}
-    _parallel_on_fewer_devices = "It computes the same, with several replicas on a device."
     _parallel_runner: engines.TowerRunner
 
     def __init__(
@@ -84,6 +83,10 @@ class TowerParallel(Members):
         self._parallel_has_train_step = "train_step" in engines.own_steps(template)
         self._parallel_run_on(engines.current().tower_runner(self.replicas, homes))
         self.mix = mix
+
+    @classmethod
+    def _parallel_on_fewer(cls, options: Mapping[str, Any]) -> str:
+        return "It computes the same, with several replicas on a device."
 
     @classmethod
     def _parallel_runner_class(cls) -> type[engines.TowerRunner]:

@@ -144,7 +144,8 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
             if training:
                 # Not each model with a step of its own for training has one for tests.
                 is_own = "train_step" in engines.own_steps(getattr(model, "template", model))
-                (model.train_on_batch if is_own else model.test_on_batch)(*batch)
+                with engines.batches_as_in_fit(model):
+                    (model.train_on_batch if is_own else model.test_on_batch)(*batch)
                 model.reset_metrics()
             yield
         finally:

@@ -128,6 +128,34 @@ def test_texts_are_given_as_they_are():
     assert reports.plan(model, 8, 2, memory="1 GB", **given).choices
 
 
+class OfPairs(keras.Model):
+    """Its step takes apart what `fit` gives to it: inputs and targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, *given):
+        *state, (x, y) = given
+        if _ON_JAX:
+            return super().train_step(*state, (x, y))
+        return super().train_step((x, y))
+
+
+def test_the_batch_is_that_of_fit():
+    model = OfPairs()
+    model(_ROWS)
+    model.compile("adam", "mse")
+    pair = _ROWS, _ROWS
+    assert reports.transfers(make_parallel(model, 2), pair).training
+    assert reports.memory(model, pair).bytes(kind="slots") > 0
+    given = {"inputs": _ROWS, "targets": _ROWS, "step_seconds": 0.01}
+    assert reports.plan(model, 16, 2, memory="1 GB", **given).choices
+
+
 def test_a_loss_of_targets_needs_them():
     model = _make_penalized()
     model.compile("sgd", "mse")

@@ -74,6 +74,14 @@ class CommitteeRunner(JaxRunner, TowerRunner):
 
     @classmethod
     def check(cls, request: Request) -> None:
+        direct = templates.direct_calls(request.template)
+        if direct and request.options.get("replicas") == "independent":
+            raise ValueError(
+                "On JAX the members of a committee compute together, through `self.stateless_call`"
+                f": a part of the model has no values of its own in a step. Received: {direct}, of "
+                f"{type(request.template).__name__}. Call the parts from `call`, use "
+                "`replicas='shared'`, or train the members one after the other."
+            )
         templates.warn_of_direct_calls(request.template)
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:

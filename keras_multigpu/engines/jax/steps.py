@@ -270,7 +270,7 @@ class JaxSteps(Steps):
         with self._lending():
             state = self.where.put_state(arrays_of(state_of(model, training)))
         self._runner.rest(self._optimizer)
-        data = batch if training else batch[:1]
+        data = keras.utils.pack_x_y_sample_weight(*batch) if training else batch[:1]
         step = model.train_step if training else model.predict_step
         with self.where.as_on_gpus():
             data = self.where.put_batch(data, self.where.compare(data, Step()))

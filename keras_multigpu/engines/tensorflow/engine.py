@@ -12,7 +12,12 @@ import tensorflow as tf
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.runners import TrainedModel
-from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
+from keras_multigpu.engines.shared import (
+    batches_as_in_fit,
+    in_fresh_thread,
+    split_tensors,
+    unchanged,
+)
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
@@ -213,7 +218,8 @@ def _run_step(model: Any, batch: Any, training: bool) -> None:
     """Runs a step that is traced anew."""
     if training:
         model.make_train_function(force=True)
-        model.train_on_batch(*batch)
+        with batches_as_in_fit(model):
+            model.train_on_batch(*batch)
     else:
         model.make_predict_function(force=True)
         model.predict_on_batch(batch[0])

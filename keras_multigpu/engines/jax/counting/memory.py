@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import keras
 
 from keras_multigpu.engines.jax.counting.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.counting.transfers import (
@@ -39,7 +40,8 @@ def find_memory(model: Any, batch: Any, training: bool) -> list[Holding]:
     if hasattr(model, "_parallel_steps"):
         step = model._parallel_steps.compile_step(batch, training)
     else:
-        data = jax.device_put(batch if training else batch[:1])
+        data = keras.utils.pack_x_y_sample_weight(*batch) if training else batch[:1]
+        data = jax.device_put(data)
         function = model.train_step if training else model.predict_step
         step = compile_step(function, state_of(model, training), data, training)
     state = (*step.state, [], [])

@@ -162,5 +162,5 @@ def test_what_needs_all_rows_is_named_beside_what_follows():
     model = keras.Model(x, keras.layers.Lambda(_products)(some))
     parallel = make_parallel(model, 4)
     with pytest.warns(UserWarning, match=r"all: MatMul, .*, after PyFunc in 'some'\."):
-        parallel.function(parallel)(tf.random.normal((256, 64)))
+        parallel.function(parallel)(tf.random.normal((1024, 64)))
     assert "on gathered rows, after PyFunc in 'some':" in parallel.explain()
