@@ -221,7 +221,7 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
         raise ValueError(
             f"`devices` must name devices of this process, or of machines that it is connected to: "
             f"{', '.join(list_devices())}. "
-            f"Received: devices={list(devices)!r}, of which {unknown!r} are unknown."
+            f"Received: devices={list(devices)!r}, of which {unknown!r} are unknown.{_why(unknown)}"
         )
     chosen = tuple(device for device in found if device is not None)
     if len(set(chosen)) < len(chosen):
@@ -234,6 +234,13 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
             f"Received: n_gpus={n_gpus} and {len(chosen)} devices, {list(devices)!r}."
         )
     return chosen
+
+
+def _why(unknown: Sequence[str]) -> str:
+    """Why there is no GPU, if one is asked for."""
+    if engines.current().list_devices("gpu") or not any(one.startswith("gpu:") for one in unknown):
+        return ""
+    return f" No GPU is here: {'; '.join(explain_no_gpus())}."
 
 
 def name_of(device: Any) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -44,8 +44,10 @@ def have_rows(
             keras.tree.flatten((args, kwargs)),
             "All tensors that a step takes must have the same number of rows, the length of their "
             "first axis, or `rows` must name those that have",
-            "Name the arguments that are cut by rows: `parallel.function(step, rows=(0, 1))`, or "
-            "`rows=('x', 'y')`.",
+            lambda: (
+                "Name the arguments that are cut by rows, by number or name: "
+                f"`parallel.function(step, rows={_longest(args, kwargs)!r})`, say."
+            ),
         )
         return keras.tree.map_structure(lambda _: True, (args, kwargs))
     names, known, text = _names(step, len(args), kwargs)
@@ -72,19 +74,30 @@ def have_rows(
         [one for one, has_rows in pairs if has_rows],
         f"The arguments that rows={rows!r} names must have the same number of rows, the length of "
         "their first axis",
-        "Give batches of equal length, or leave out of `rows` what is no batch.",
+        lambda: "Give batches of equal length, or leave out of `rows` what is no batch.",
     )
     return marks
 
 
-def _check_rows(leaves: Sequence[Any], expected: str, cure: str) -> None:
+def _longest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """The arguments with the longest first axes, which are the batch's, it may be."""
+    slots: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
+    sizes = {
+        slot: {one.shape[0] for one in keras.tree.flatten(value) if getattr(one, "shape", ())}
+        for slot, value in slots
+    }
+    most = max(size for own in sizes.values() for size in own if size is not None)
+    return tuple(slot for slot, own in sizes.items() if own == {most})
+
+
+def _check_rows(leaves: Sequence[Any], expected: str, cure: Callable[[], str]) -> None:
     """Raises a `ValueError` if first axes differ."""
     shapes = [one.shape for one in leaves if hasattr(one, "shape")]
     known = [shape for shape in shapes if getattr(shape, "rank", 0) is not None]  # TensorFlow's
     sizes = {shape[0] for shape in map(tuple, known) if shape} - {None}
     if len(sizes) > 1:
         received = ", ".join(sorted(map(str, sizes)))
-        raise ValueError(f"{expected}. Received: first axes of {received}. {cure}")
+        raise ValueError(f"{expected}. Received: first axes of {received}. {cure()}")
 
 
 def _names(

@@ -102,11 +102,14 @@ def check_compiled(parallel: Any, method: str) -> None:
             "`parallel.compile(...)`."
         )
     if not parallel.compiled and parallel.template.compiled:
+        cure = ", or compile the template before `make_parallel`, which then compiles the parallel "
+        cure += "model likewise."
+        if parallel._parallel_compilations:  # it was, and could not be copied: a warning said why
+            cure = ": how its template is compiled could not be copied."
         raise ValueError(
             f"A parallel model is compiled apart from its template. Received: `{method}` of the "
             f"parallel model {parallel.name!r}, which is not compiled; its template is. Call "
-            "`parallel.compile(...)`, or compile the template before `make_parallel`, which then "
-            "compiles the parallel model likewise."
+            f"`parallel.compile(...)`{cure}"
         )
     before = parallel._parallel_compilations
     now = before and compilations(parallel)

@@ -102,6 +102,8 @@ def plan(
     recomputed, why_not = _count_recomputed(search, plain)
     choices = search.choose([*search.find(plain), *search.find(recomputed, remat=True)])
     notes += [*why_not, *(subject.doubts if count > 1 else [])]
+    if any(one.parts > 1 for one in choices):
+        notes += _changes(model)
     left_out = "they are left out, and a step needs more than this."
     notes += tell_unknown(plain[search.rows].unknown, left_out)
     settings = {**subject.describe(), "memory of a device": show_bytes(limit)}
@@ -142,6 +144,19 @@ def _divide(subject: Subject, count: int) -> list[str]:
     except (UserWarning, ValueError) as reason:
         return [f"Mode 'model' is left out: {reason}"]
     return []
+
+
+def _changes(model: keras.Model) -> list[str]:
+    """What a batch in parts changes in a training."""
+    kind = keras.layers.BatchNormalization
+    names = [one.name for one in engines.all_layers(model) if isinstance(one, kind)]
+    if not names:
+        return []
+    named = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+    return [
+        f"A batch in parts is another training: {named} normalize by the rows of a part. Take a "
+        "way with 1 part to train as before."
+    ]
 
 
 def _shard_of(name: str, weights: float, slots: float, kept: Sequence[keras.Variable]) -> Shard:

@@ -17,9 +17,13 @@ _SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
 
 
 class Undivided:
-    """Warns once if most batches are not spread, because the devices don't divide their rows."""
+    """Warns once if most batches are not spread, because the devices don't divide their rows.
 
-    def __init__(self) -> None:
+    `loop`: what the batches are for.
+    """
+
+    def __init__(self, loop: str) -> None:
+        self._loop = loop
         self._is_over = False  # warned already
         self._seen, self._rows = 0, 0  # undivided batches, less the others; rows of the longest
 
@@ -43,17 +47,18 @@ class Undivided:
         self._is_over = True
         if self._rows == place.count:
             warnings.warn(
-                "On processors batches with one row for each device are computed whole by each: "
-                f"right, and no faster than one device. Received: {self._seen} batches, the "
-                f"longest of {self._rows} rows. Give {place.divided(self._rows)} rows, say.",
+                f"On processors batches of {self._loop} with one row for each device are computed "
+                "whole by each: right, and no faster than one device. Received: "
+                f"{self._seen} batches, the longest of {self._rows} rows. Give "
+                f"{place.divided(self._rows)} rows, say.",
                 stacklevel=2,
             )
             return
         kind = "groups of devices" if place.is_mesh else "devices"
         warnings.warn(
-            f"The {place.count} {kind} do not divide the batches, so that each of them computes "
-            f"whole batches: right, and no faster than one device. Received: {self._seen} such "
-            f"batches, the longest of {self._rows} rows. Give batches of a multiple of "
+            f"The {place.count} {kind} do not divide the batches of {self._loop}, so that each "
+            f"computes whole ones: right, and no faster than one device. Received: {self._seen} "
+            f"such batches, the longest of {self._rows} rows. Give batches of a multiple of "
             f"{place.count} rows: {place.divided(self._rows)}, for example.",
             stacklevel=2,
         )

@@ -93,7 +93,7 @@ class RowsRunner(JaxRunner, DataRunner):
         if where.group is not None:
             raise ValueError(OF_ONE_PROCESS)
 
-        undivided = Undivided()
+        undivided = Undivided("`parallel.function`")
 
         @functools.partial(jax.jit, static_argnums=0)
         def compiled(rows: int, args: Any, kwargs: Any) -> Any:

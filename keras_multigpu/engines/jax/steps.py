@@ -36,6 +36,12 @@ from keras_multigpu.engines.jax.state.parted import is_spread
 from keras_multigpu.engines.jax.tables import WholeTables
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 
+_LOOPS = {
+    "train_function": "the training",
+    "test_function": "the evaluation",
+    "predict_function": "the prediction",
+}
+
 
 class JaxSteps(Steps):
     """Puts the state and the batches of Keras's step functions on the devices.
@@ -99,7 +105,7 @@ class JaxSteps(Steps):
         Of a function that only reads the weights, those that it does not change stay where they
         are.
         """
-        undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
+        undivided, where, only_reads = Undivided(_LOOPS[name]), self.where, self._only_reads(name)
         lent, kind = self.lent, name.replace("function", "step")
 
         def next_step() -> Step:

@@ -68,11 +68,13 @@ class WideLayers:
             return
         self._is_warned = True
         layers = [one.name for one in all_layers(self._template) if not one.supports_jit]
-        why = f" (Keras leaves that out for {', '.join(layers[:3])})" if layers else ""
+        why = f" (Keras compiles none with {', '.join(layers[:3])})" if layers else ""
+        cure = "Compile with `jit_compile=True`, without `run_eagerly` and `jax_disable_jit`."
+        if layers:
+            cure = "Move such layers into the data pipeline, `tf.data` or a `PyDataset`."
         warnings.warn(
             f"The steps of {self._template.name!r} are not compiled{why}, and so each device "
-            "computes all of them, with whole weights. Compile with `jit_compile=True`, or move "
-            "such layers into the data pipeline.",
+            f"computes all of them, with whole weights. {cure}",
             stacklevel=2,
         )
 

@@ -1,0 +1,193 @@
+"""Rows that are not the batch's: from where they meet weights on, all devices compute them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from keras_multigpu import make_parallel
+
+_PROTOTYPES = tf.constant(np.random.default_rng(5).normal(size=(20, 8)))
+
+
+def _noise(rows):
+    return tf.random.stateless_normal((rows, 8), [1, 2], dtype=tf.float64)
+
+
+def _drawn(model, x):
+    return tf.reduce_mean(model(_noise(16)) ** 2) + tf.reduce_mean(model(x))
+
+
+def _beside_the_batch(model, x):
+    """Real and fake rows together, as discriminators see them."""
+    both = model(tf.concat([x, model(_noise(10))], 0))
+    return tf.reduce_mean(both[:-10] ** 2) - tf.reduce_mean(tf.sin(both[-10:]))
+
+
+def _of_two_numbers(model, x):
+    return tf.reduce_mean(model(_noise(16)) * 2.0) + tf.reduce_mean(model(_noise(24)) ** 2)
+
+
+def _taken_again(model, x):
+    """A bootstrap of so many rows, whatever the batch has."""
+    places = tf.random.stateless_uniform((16,), [1, 2], 0, tf.shape(x)[0], tf.int32)
+    return tf.reduce_mean(model(tf.gather(x, places)) ** 2)
+
+
+def _some(model, x):
+    return tf.reduce_mean(model(tf.slice(x, [0, 0], [5, 8])) ** 2)
+
+
+def _unique(model, x):
+    found, places = tf.unique(tf.cast(tf.abs(x[:, 0]) * 5.0, tf.int32) % 20)
+    both = tf.gather(model(tf.gather(_PROTOTYPES, found)), places) - model(x)
+    return tf.reduce_mean(both**2)
+
+
+def _penalized(model, x):
+    """The gradient of a penalty, too."""
+    noise = _noise(12)
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        total = tf.reduce_sum(model(noise))
+    penalties = (tf.norm(tape.gradient(total, noise), axis=1) - 1.0) ** 2
+    return tf.reduce_mean(penalties) + tf.reduce_mean(model(x))
+
+
+def _in_a_branch(model, x):
+    return tf.cond(
+        tf.reduce_mean(x) > 0.0,
+        lambda: tf.reduce_mean(model(model(_noise(16))) ** 2),
+        lambda: tf.reduce_mean(model(_noise(24))),
+    )
+
+
+def _in_a_loop_with_rows(model, x):
+    def body(n, total):
+        noise = tf.random.stateless_normal((16, 8), tf.stack([n, 2]), dtype=tf.float64)
+        return n + 1, total + tf.reduce_mean(model(noise) ** 2) - tf.reduce_mean(model(x))
+
+    return tf.while_loop(lambda n, _: n < 3, body, [0, tf.constant(0.0, tf.float64)])[1]
+
+
+def _mean_of_products(a, b):
+    return tf.reduce_mean(tf.tanh(0.01 * tf.matmul(a, b, transpose_a=True)))
+
+
+def _as_many_as_twice_the_batch(model, x):
+    """Chosen rows that are all: their slices are not those of twice the batch."""
+    both = tf.concat([x, x + 1.0], 0)
+    features = model(both)
+    some = tf.boolean_mask(features, tf.reduce_sum(both**2, 1) >= 0.0)
+    return _mean_of_products(features, some) + _some(model, some)
+
+
+def _as_many_as_three_times_the_batch(model, x):
+    three = tf.repeat(x, 3, axis=0)
+    places = tf.where(tf.reduce_sum(three**2, 1) >= 0.0)[:, 0]
+    some = model(tf.gather(model(three), places))
+    return _mean_of_products(some, model(three))
+
+
+_LOSSES = {one.__name__[1:]: one for one in (
+    _drawn, _beside_the_batch, _of_two_numbers, _taken_again, _some, _unique, _penalized,
+    _in_a_branch, _in_a_loop_with_rows, _as_many_as_twice_the_batch,
+    _as_many_as_three_times_the_batch,
+)}  # fmt: skip
+
+
+@pytest.fixture
+def model():
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    hidden = layers.Dense(32, activation="tanh")
+    return keras.Sequential([keras.Input((8,)), hidden, layers.Dense(8)])
+
+
+def _updates(model, loss_of):
+    """A step of gradient descent."""
+
+    def step(*given):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, *given)
+        weights = model.trainable_variables
+        slopes = tape.gradient(loss, weights)
+        for variable, slope in zip(weights, slopes):
+            variable.assign_sub(0.1 * slope)
+        return loss
+
+    return step
+
+
+def _compared(model, loss_of, batches, **options):
+    """Trains on one device and on four; returns what `explain` says."""
+    step, first = _updates(model, loss_of), model.get_weights()
+    plain = tf.function(step, reduce_retracing=True)
+    expected = [plain(*one).numpy() for one in batches]
+    expected += model.get_weights()
+    model.set_weights(first)
+    parallel = make_parallel(model, 4)
+    spread = parallel.function(step, **options)
+    found = [spread(*one).numpy() for one in batches]
+    for one, other in zip(expected, [*found, *model.get_weights()], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+    return parallel.explain()
+
+
+def _share(text):
+    return float(text.partition("% of the work on rows")[0].rpartition(" ")[2])
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("rows", [(16, 16), (13, 7, 12)], ids=["one_size", "sizes"])
+@pytest.mark.parametrize("name", _LOSSES)
+def test_the_numbers_of_one_device(name, rows, model, rng):
+    batches = [(tf.constant(rng.normal(size=(n, 8))),) for n in rows]
+    assert _share(_compared(model, _LOSSES[name], batches)) > 90
+
+
+@pytest.mark.parametrize("name", ["drawn", "beside_the_batch"])
+def test_under_xla_known_numbers_are_spread(name, model, rng):
+    def loss_of(model, x):  # XLA draws other random numbers
+        fake = tf.ones((16, 8), tf.float64) * 0.1
+        rows = tf.concat([x, fake], 0) if name == "beside_the_batch" else fake
+        return tf.reduce_mean(model(rows) ** 2) + tf.reduce_mean(model(x))
+
+    batches = [(tf.constant(rng.normal(size=(12, 8))),)]
+    assert _share(_compared(model, loss_of, batches, jit_compile=True)) > 90
+
+
+def test_steps_without_rows_of_a_batch(model):
+    """All that they draw is their own."""
+    text = _compared(model, lambda model: tf.reduce_mean(model(_noise(16)) ** 2), [(), ()])
+    assert _share(text) > 90
+    nothing = make_parallel(model, 4)
+    nothing.function(lambda: tf.constant(1.0))()
+    assert nothing.explain().endswith("nothing in it has rows, and so one device computes it.")
+
+
+@pytest.mark.parametrize("has_targets", [True, False])
+def test_ragged_rows(has_targets, model, rng):
+    def loss_of(model, x, *targets):
+        means = tf.reduce_mean(tf.ragged.map_flat_values(model, x), 1)
+        return tf.reduce_mean((means - (targets[0] if targets else 1.0)) ** 2)
+
+    batches = []
+    for count in (13, 7):
+        rows = [rng.normal(size=(n, 8)).tolist() for n in rng.integers(1, 6, count)]
+        ragged = tf.ragged.constant(rows, ragged_rank=1, dtype=tf.float64)
+        batches.append((ragged, tf.constant(rng.normal(size=(count, 8))))[: 1 + has_targets])
+    assert _share(_compared(model, loss_of, batches)) > 95
+
+
+@pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")
+def test_what_either_branch_leaves_to_one_device_is_told(model, rng):
+    def loss_of(model, x):
+        products = lambda: tf.reduce_mean(tf.matmul(tf.sort(x, 0) ** 2, x, transpose_b=True) @ x)  # noqa: E731
+        return tf.cond(tf.reduce_sum(x) > -1e9, products, lambda: tf.reduce_mean(x)) + _some(
+            model, x
+        )
+
+    batches = [(tf.constant(rng.normal(size=(200, 8))),)]
+    assert "TopKV2" in _compared(model, loss_of, batches)
