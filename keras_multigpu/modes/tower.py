@@ -49,6 +49,7 @@ class TowerParallel(Members):
     mode = "tower"
     _parallel_names = ("replicas", "clones", "mix", "loss_of", "predict_replicas", "disagreement")
     _parallel_hidden = Members._parallel_hidden | {"replicas"}
+    _parallel_is_told = False  # that the replicas are equal
     _parallel_runner: engines.TowerRunner
 
     def __init__(
@@ -170,12 +171,15 @@ class TowerParallel(Members):
         self._parallel_follow()
         if engines.active_scope() and not self._parallel_is_looping:
             self._parallel_runner.lend()
-        if kwargs.get("training") or engines.is_training():
+        is_training = kwargs.get("training") or engines.is_training()
+        if is_training:
             self._parallel_check_overwritten()
         if self._parallel_latest.unmixed:
             kwargs = {**kwargs, "training": True}
         with lent(self, self._parallel_clones):  # their `call` may read how the model is compiled
             results = self._parallel_runner.run((args, kwargs))
+        if is_training and self._parallel_are_equal(results):
+            self._parallel_warn_of_repeating()
         self._parallel_assign_updates(results)
         by_loss = zip(*(result.losses for result in results))
         add_losses(self, [sum(losses) / len(results) for losses in by_loss])
@@ -195,6 +199,20 @@ class TowerParallel(Members):
         if len(results) == 1:
             return True
         return not self._parallel_clones and not any(result.is_random for result in results)
+
+    def _parallel_warn_of_repeating(self) -> None:
+        """Warns once, if several devices train one replica, again and again."""
+        if self._parallel_is_told or len(set(self._parallel_homes)) == 1:
+            return
+        self._parallel_is_told = True
+        warnings.warn(
+            f"Each of {len(set(self._parallel_homes))} devices trains {self.name!r} on the whole "
+            "batch, with the same numbers: shared replicas that draw no random numbers are equal. "
+            "This takes as long as on one device. Received: mode='tower', replicas='shared', and a "
+            "model without random layers such as `Dropout`. Use `mode='data'` to divide the batch, "
+            "or `replicas='independent'` for a committee.",
+            stacklevel=2,
+        )
 
     def _parallel_assign_updates(self, results: Sequence[engines.Result]) -> None:
         """Sets shared state to the mean over the replicas; counters and seeds to the first one's.

@@ -135,6 +135,43 @@ def test_on_fewer_devices(rng, tmp_path):
         assert done.stdout.strip().endswith("True")
 
 
+def test_the_devices_that_were_asked_for(tmp_path):
+    """Names, or all; a number takes the first."""
+    for given, devices in (
+        ({"devices": ["cpu:2", "cpu:3"]}, ("cpu:2", "cpu:3")),
+        ({"n_gpus": 2}, ("cpu:0", "cpu:1")),
+        ({}, ("cpu:0", "cpu:1", "cpu:2", "cpu:3")),
+    ):
+        parallel = make_parallel(_sequential(), **given)
+        parallel.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        assert loaded.devices == copy.deepcopy(loaded).devices == devices
+
+
+@pytest.mark.parametrize(("mode", "count"), [("data", 4), ("tower", 2)])
+def test_all_devices_are_all_of_those_here(mode, count):
+    """But each of a tower's has a replica, whose number is the file's."""
+    parallel = make_parallel(_sequential(), mode=mode)
+    config = {**parallel.get_config(), "num_devices": 2}
+    if mode == "tower":
+        config["num_replicas"] = 2
+    assert len(type(parallel).from_config(config).devices) == count
+
+
+def test_what_differs_on_fewer_devices_is_told(monkeypatch):
+    wide = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.Dense(8)])
+    config = make_parallel(wide, 4, model_devices=4).get_config()
+    few = ("cpu:0", "cpu:1", "cpu:2")
+    monkeypatch.setattr("keras_multigpu.modes.saving.choose_again", lambda *_: few)
+    with pytest.warns(UserWarning, match=r"has model_devices=3 now, in place of 4\."):
+        loaded = type(make_parallel(wide, 2)).from_config(config)
+    assert loaded.devices == few
+    config["model_devices"] = 2
+    with pytest.warns(UserWarning, match=r"of which 2 can be used\. It computes the same on them"):
+        loaded = type(loaded).from_config(config)
+    assert loaded.get_config()["model_devices"] == 2
+
+
 def test_sharded_weights(rng, tmp_path):
     def large():
         return keras.Sequential([keras.Input((6,)), *(layers.Dense(60) for _ in range(4))])

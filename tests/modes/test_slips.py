@@ -268,3 +268,40 @@ def test_what_was_meant_is_said():
             call()
     with pytest.raises(ValueError, match="Received: shard='all'.$"):
         make_parallel(mlp(), 2, shard="all")  # what was meant is not known
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_equal_replicas_are_told(is_random):
+    noise = [keras.layers.Dropout(0.5)] if is_random else []
+    model = keras.Sequential([keras.Input((6,)), *noise, keras.layers.Dense(2)])
+    tower = make_parallel(model, 2, mode="tower")
+    tower.compile("sgd", "mse")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tower.fit(np.ones((4, 6)), np.ones((4, 2)), verbose=0)
+    told = ["trains 'sequential" in str(one.message) for one in caught]
+    assert any(told) == (not is_random)
+
+
+def test_a_template_that_could_not_be_copied_is_not_told_to_be_compiled_first():
+    class Plain(keras.optimizers.SGD):
+        def get_config(self):
+            raise NotImplementedError("it has none")
+
+    model = mlp()
+    model.compile(Plain(), "mse")
+    with pytest.warns(UserWarning, match="can't be copied"):
+        parallel = make_parallel(model, 2)
+    with pytest.raises(ValueError, match="compiled could not be copied"):
+        parallel.fit(np.ones((4, 6)), np.ones((4, 2)))
+
+
+def test_the_arguments_with_rows_are_proposed():
+    step = make_parallel(mlp(), 2).function(lambda x, scale, *, y: x)
+    with pytest.raises(ValueError, match=r"rows=\(0, 'y'\)\)`, say"):
+        step(np.ones((70, 6)), np.ones(3), y=np.ones((70, 2)))
+
+
+def test_why_there_is_no_gpu_is_told():
+    with pytest.raises(ValueError, match=r"'gpu:7'\] are unknown. No GPU is here: "):
+        make_parallel(mlp(), devices=["gpu:7"])

@@ -65,7 +65,7 @@ class CommitteeRunner(JaxRunner, TowerRunner):
                 f"{len(names) - used} of {len(names)} devices would do nothing: on JAX those in "
                 f"use divide the number of replicas. Received: {len(self.models)} replicas on "
                 f"{len(names)} devices. Give a number of replicas that they divide.",
-                stacklevel=6,
+                stacklevel=5,
             )
         self.where = placement_on(names[:used], spread_rows=False)
         self._has_own_weights = any(model is not self._template for model in self.models)
@@ -268,7 +268,8 @@ class CommitteeRunner(JaxRunner, TowerRunner):
                 assigned.append((self._own(variable, number), values[number]))
             elif not number:  # the stacked value of all replicas
                 assigned.append((stacks[id(variable)], values))
-        return Result(outputs, losses, assigned)
+        is_random = any(variable.name == SEED for variable, _ in updates)
+        return Result(outputs, losses, assigned, is_random)
 
     def _own(self, variable: keras.Variable, number: int) -> keras.Variable:
         """A replica's counterpart of a variable of the template."""

@@ -112,6 +112,12 @@ class RowsRunner(JaxRunner, DataRunner):
                         "On JAX a step takes arrays, and gives new ones back. Received: the "
                         f"variable {leaf.path!r}. Give its value: `variable.value`."
                     )
+                if isinstance(leaf, (str, bytes)):
+                    raise TypeError(
+                        "On JAX a step takes arrays and numbers. Received: the text "
+                        f"{leaf!r}. Bind it before: `parallel.function(functools.partial(step, "
+                        "name=...))`; so do with numbers that the step's `if` reads."
+                    )
                 if isinstance(leaf, jax.core.Tracer):  # within another function of JAX's
                     return where.constrain(leaf) if has_rows else leaf
                 if not hasattr(leaf, "shape"):

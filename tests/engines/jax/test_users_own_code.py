@@ -360,3 +360,30 @@ def test_weights_are_made_and_placed_in_the_precision_of_the_callers_scope(optio
         kernels.append(model.get_weights()[0])
     assert kernels[1].dtype == "float64"
     assert np.abs(kernels[0] - kernels[1]).max() < 1e-11
+
+
+def test_a_text_is_bound_before_the_step():
+    step = make_parallel(mlp(), 2).function(lambda x, how: x)
+    with pytest.raises(TypeError, match=r"the text 'fast'\. Bind it before"):
+        step(np.ones((4, 6)), "fast")
+
+
+def test_members_have_no_parts_that_a_step_could_call():
+    class Parts(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.part = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.part(x)
+
+        def train_step(self, state, data):
+            outputs, _ = self.part.stateless_call(state[0], [], data[0])
+            return {"loss": keras.ops.mean(outputs)}, state
+
+    model = Parts()
+    model(np.ones((2, 6)))
+    with pytest.raises(ValueError, match=r"`self\.part\(\.\.\.\)` in `train_step`, of Parts"):
+        make_parallel(model, 2, mode="tower", replicas="independent")
+    with pytest.warns(UserWarning, match=r"calls layers directly: `self\.part\(\.\.\.\)`"):
+        make_parallel(model, 2, mode="tower")
