@@ -6,6 +6,7 @@ import ctypes
 import importlib.metadata
 import os
 import re
+from typing import Any
 
 import jax
 
@@ -120,3 +121,8 @@ def _count_gpus() -> int:
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
+
+
+def is_traced(values: Any) -> bool:
+    """Whether arrays in a structure are of a function that is being traced, and on no device."""
+    return any(isinstance(one, jax.core.Tracer) for one in jax.tree.leaves(values))

@@ -232,7 +232,7 @@ class Placement:
         XLA partitions what a user computes with the former wrongly: gradients are as many times
         too large as there are copies (convolutions between large layers, for example).
         """
-        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        if not isinstance(value, jax.Array) or devices.is_traced(value):
             return value
         if value.is_deleted() or value.sharding.is_fully_replicated:
             return value
@@ -255,7 +255,7 @@ class Placement:
 
     def constrain(self, tensor: Tensor) -> Tensor:
         """Marks the rows of a traced tensor for the compiler to spread."""
-        if not isinstance(tensor, jax.core.Tracer):
+        if not devices.is_traced(tensor):
             return tensor  # eager operations run where their operands are
         return jax.lax.with_sharding_constraint(tensor, self.of_rows(tensor))
 

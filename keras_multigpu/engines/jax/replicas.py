@@ -16,6 +16,7 @@ import numpy as np
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.jax.acting import having_losses, having_state_of
+from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.mapped import map_devices
 from keras_multigpu.engines.jax.placement import on_one_device, placement_on
 from keras_multigpu.engines.jax.pure import JaxRunner, NotingScope
@@ -218,7 +219,7 @@ class CommitteeRunner(JaxRunner, TowerRunner):
 
         def put(values: Any, sharding: Any) -> Any:
             return [
-                value if _is_traced(value) else jax.device_put(value, sharding) for value in values
+                value if is_traced(value) else jax.device_put(value, sharding) for value in values
             ]
 
         place = self.where
@@ -275,7 +276,3 @@ class CommitteeRunner(JaxRunner, TowerRunner):
         """A replica's counterpart of a variable of the template."""
         places = [id(one) for one in unique(self._template.variables)]
         return unique(self.models[number].variables)[places.index(id(variable))]
-
-
-def _is_traced(value: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))

@@ -16,6 +16,7 @@ import jax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
+from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import Placement, current
 from keras_multigpu.engines.shared import having
 from keras_multigpu.engines.values import Tensor
@@ -35,8 +36,8 @@ def spreading(
 
 def sum_rows(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
     """`sum_j weights[:, j] * table[indices[:, j]]`, of shape `(rows, units)`."""
-    place, is_traced = current(), isinstance(indices, jax.core.Tracer)
-    if place is None or not is_traced or place.of_rows(indices) != place.sharded:
+    place = current()
+    if place is None or not is_traced(indices) or place.of_rows(indices) != place.sharded:
         place = None
     if place is not None and _is_spread.get()(table.shape):
         return _sum_of_parts(table, indices, weights, place)

@@ -18,6 +18,7 @@ from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.cluster.errors import OF_ONE_PROCESS
 from keras_multigpu.engines.functions import have_rows
 from keras_multigpu.engines.jax.batches import Undivided
+from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.pure import JaxRunner, pure
 from keras_multigpu.engines.jax.rows import spreading
@@ -118,7 +119,7 @@ class RowsRunner(JaxRunner, DataRunner):
                         f"{leaf!r}. Bind it before: `parallel.function(functools.partial(step, "
                         "name=...))`; so do with numbers that the step's `if` reads."
                     )
-                if isinstance(leaf, jax.core.Tracer):  # within another function of JAX's
+                if is_traced(leaf):  # within another function of JAX's
                     return where.constrain(leaf) if has_rows else leaf
                 if not hasattr(leaf, "shape"):
                     return leaf
@@ -254,8 +255,8 @@ class MeshRunner(WideLayers, RowsRunner):
 
         XLA's gradients of grouped ones are wrong if groups of devices have other rows.
         """
-        is_compiled = any(isinstance(one, jax.core.Tracer) for one in jax.tree.leaves(given))
-        is_trained = any(isinstance(one, jax.core.Tracer) for one in weights)
+        is_compiled = is_traced(given)
+        is_trained = is_traced(list(weights))
         if is_changed() or not (is_compiled and is_trained):
             return True
         if not self._is_told:

@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
+from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.shared import having
 
@@ -45,7 +46,7 @@ def spread(
 
     def spread_step(state: Any, batch: Any) -> Any:
         rows = place.spread_rows(batch)
-        is_compiled = any(map(_is_traced, jax.tree.leaves((state, batch))))
+        is_compiled = is_traced((state, batch))
         # With several processes a step stays as it is, unless only parts of its sums are needed.
         is_alone = place.group is None
         is_needed = (scatters or is_alone) if rows else (scatters and is_alone)
@@ -103,10 +104,6 @@ def _changed(function: Callable[..., Any], args: Any, change: Callable[[Any], An
 def is_changed() -> bool:
     """Whether what is being traced will have its operations spread."""
     return _is_changed.get()
-
-
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
 
 
 class _Spreader:

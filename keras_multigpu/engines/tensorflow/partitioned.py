@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,22 +17,14 @@ from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.batch_rows import BatchRows
 from keras_multigpu.engines.tensorflow.names import is_default
 from keras_multigpu.engines.tensorflow.noted import Noted
+from keras_multigpu.engines.tensorflow.notices import Notices
 from keras_multigpu.engines.tensorflow.partition.calls import ConnectedError
 from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
-from keras_multigpu.engines.tensorflow.partition.errors import told_once
 from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.functions import on_all_devices
 from keras_multigpu.engines.tensorflow.partition.planner import Record
 from keras_multigpu.engines.tensorflow.partition.step import spread
 from keras_multigpu.engines.tensorflow.partition.together import Together
-from keras_multigpu.engines.tensorflow.partition.told import (
-    SHARE,
-    eager_steps,
-    explain,
-    share_whole,
-    slots_warning,
-    warning_of,
-)
 from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order
 from keras_multigpu.engines.tensorflow.weights.homes import Homes, make_whole
@@ -61,6 +51,7 @@ class Partition:
 
     Attributes:
         homes: the argument.
+        notices: tell a user of what one device computes.
         rows: those of batches.
         is_one_device: whether it is the one that TensorFlow uses by itself: nothing is changed.
     """
@@ -80,29 +71,9 @@ class Partition:
         self._wire_dtype, self.homes, self._splits_rows = wire_dtype, homes, splits_rows
         self._width = width
         self.is_one_device = len(names) == 1 and is_default(names[0])
-        self._told: set[str] = set()
-        self._told_shares: dict[str, float] = {}  # of steps, that one device computes
+        self.notices = Notices(template, names, splits_rows=splits_rows and len(names) > width)
         kind = "devices" if width == 1 else "groups of devices"
         self.rows = BatchRows(len(names) // width if splits_rows else 1, kind)
-        self._records: dict[str, list[Record]] = {}  # by the name of the step
-
-    def _warn(self, kind: str, text: str | None) -> None:
-        """Warns, once of each kind."""
-        if text is not None and kind not in self._told and len(self._names) > 1:
-            self._told.add(kind)
-            warnings.warn(text, stacklevel=2)
-
-    def _warn_of_whole(self, name: str, records: Sequence[Record]) -> None:
-        """Warns of what one device computes, again if it is more when a step is traced again."""
-        share, title = share_whole(records, self._layers()), name.replace("_", " ")
-        if share > self._told_shares.get(name, 0.0) + SHARE and len(self._names) > 1:
-            text = warning_of(records, self._layers(), self._template.name, title)
-            if text is not None:
-                self._told_shares[name] = share
-                warnings.warn(text, stacklevel=3)
-
-    def _layers(self) -> list[str]:
-        return [layer.name for layer in templates.all_layers(self._template)]
 
     def spread(
         self,
@@ -131,14 +102,8 @@ class Partition:
             splits_rows=self._splits_rows,
             **more,
         )
-        self._note(name, records)
+        self.notices.note(name, records)
         return result
-
-    def _note(self, name: str, records: list[Record]) -> None:
-        """Notes what of a step, or of a call, one device computes alone; warns if it is much."""
-        self._records[name] = records
-        if self._splits_rows and len(self._names) > self._width:  # else all have the same rows
-            self._warn_of_whole(name, records)
 
     def _by_row(
         self, step: Callable[..., Any], compiled: bool, more: dict[str, Any]
@@ -177,30 +142,14 @@ class Partition:
         def graph_or_eager(flat: Any, args: Any, **more: Any) -> Any:
             if not tf.executing_eagerly():
                 result = run(flat, args, note_rows=self.rows.note, **more)
-                self._warn("slots", slots_warning(self._records[name], self._template.name))
+                self.notices.warn_of_slots(name)
                 return result
-            self._warn_of_eager_steps()
+            self.notices.warn_of_eager_steps()
             with one_device():
                 return flat(*args)
 
         made = on_all_devices(step, graph_or_eager, rows, is_compiled=compiled)
-        return self.rows.told_by(self.errors_told_once()(made))
-
-    def errors_told_once(self) -> Any:
-        """Scope, or decorator, of what runs steps."""
-        return told_once(lambda: itertools.chain(*self._records.values()))
-
-    def explain(self) -> str:
-        """What of each step that has run is computed by one device alone."""
-        if len(self._names) == 1:
-            return "There is one device: it computes all of each step."
-        if not self._records:
-            return (
-                "No step has run as a graph yet: call `fit`, or what `parallel.function(step)` "
-                "returns. Steps that run eagerly run on one device."
-            )
-        names = self._layers()
-        return "\n\n".join(explain(one, names, step) for step, one in self._records.items())
+        return self.rows.told_by(self.notices.errors_told_once()(made))
 
     def step(
         self,
@@ -218,7 +167,7 @@ class Partition:
         if is_one_device():
             return step(*args, **kwargs)
         if tf.executing_eagerly():
-            self._warn_of_eager_steps()
+            self.notices.warn_of_eager_steps()
             args, kwargs = call if together is None else together.whole(call)
             with one_device():
                 result = step(*args, **kwargs)
@@ -257,23 +206,20 @@ class Partition:
         if homes is not None and isinstance(optimizer, keras.Optimizer):
             in_fresh_thread(lambda: homes.lay_out(optimizer.variables))
 
-    def _warn_of_eager_steps(self) -> None:
-        are_all = tf.config.functions_run_eagerly()
-        self._warn("eager steps", eager_steps(self._template.name, self._names[0], are_all))
-
     def call(self, call: Call) -> Result:
         """A call of the template, outside of steps; its losses are in the result."""
         args, kwargs = call
         if is_one_device() or self.is_one_device:
             return Result(self._template(*args, **kwargs))
         if tf.executing_eagerly():
-            self._warn_of_eager_calls(call)
+            if self.order(call):
+                self.notices.warn_of_eager_calls()
             with one_device():
                 return Result(self._template(*args, **kwargs))
         noted, order, is_mesh = Noted(self._template), self.order(call), self._width > 1
         records: list[Record] = []
         if is_mesh and order:
-            self._warn("calls", self._of_first_devices())
+            self.notices.warn_of_first_devices(self._width)
         try:
             found = call_spread(
                 noted.call,
@@ -287,36 +233,17 @@ class Partition:
             )
         except (ConnectedError, OpaqueError, NeedsOthers) as error:
             why = str(error) or "a loop in it holds the rows of all devices together"
-            self._warn(
-                "structures", f"{self._template.name!r} runs on {self._names[0]!r} alone: {why}."
-            )
+            self.notices.warn_of_whole_calls(why)
             with one_device():
                 return Result(self._template(*args, **kwargs))
         if records:  # not of a single row
-            self._note("call", records)
+            self.notices.note("call", records)
         return noted.result(*found)
-
-    def _of_first_devices(self) -> str:
-        return (
-            f"{self._template.name!r} is called under a tape, and so runs on {self._width} of its "
-            f"{len(self._devices)} devices, which have its large layers: with `model_devices` only "
-            "a step can be spread over all. Put it into a function: `parallel.function(step)`."
-        )
 
     def order(self, call: Call) -> int:
         """The highest derivative that active tapes may take of a call."""
         weights = [source(one) for one in self._template.trainable_variables]
         return gradient_order([*weights, *floats(call)])
-
-    def _warn_of_eager_calls(self, call: Call) -> None:
-        """Warns where gradients are taken: single predictions cost little."""
-        if self.order(call):
-            self._warn(
-                "eager calls",
-                f"{self._template.name!r} is called eagerly under a tape, and so runs on "
-                f"{self._names[0]!r} alone: only a graph can be spread over devices. Put the step "
-                "into a function: `step = parallel.function(step)`.",
-            )
 
 
 class Partitioned(FollowingRunner, PlacingRunner):

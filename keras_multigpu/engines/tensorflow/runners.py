@@ -109,7 +109,7 @@ class PartitionRunner(Partitioned, DataRunner):
         return run
 
     def explain(self) -> str:
-        return self.partition.explain()
+        return self.partition.notices.explain()
 
     @classmethod
     def check(cls, request: Request) -> None:

@@ -59,7 +59,7 @@ class TensorFlowSteps(Steps):
         """Scope of steps, which tells what fails in them."""
         with contextlib.ExitStack() as scopes:
             if isinstance(self._partition, Partition):
-                scopes.enter_context(self._partition.errors_told_once())
+                scopes.enter_context(self._partition.notices.errors_told_once())
             scopes.enter_context(self._watched.scope())
             yield
 

@@ -14,6 +14,7 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
+from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.jax.state.parted import is_spread, make_whole, put, release
 from keras_multigpu.engines.jax.state.slots import prepare
@@ -56,7 +57,7 @@ class WideLayers:
         def whole_step(state: Any, batch: Any) -> Any:
             given = state, batch
             is_parted = self._axes or self.where.is_mesh
-            if is_parted and not any(map(_is_traced, jax.tree.leaves(given))):
+            if is_parted and not is_traced(given):
                 self._warn_of_whole()
                 given = jax.device_put(given, self.where.replicated)
             return step(*given)
@@ -112,10 +113,6 @@ class WideLayers:
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         """The `id`s of the variables that stay on the devices between two loops."""
         return spread_ids(variables, optimizer)
-
-
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
 
 
 def shard_alike(slot: keras.Variable, reference: keras.Variable) -> None:

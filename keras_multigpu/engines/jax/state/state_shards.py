@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.cluster.spread_variables import adopt, check_spread
 from keras_multigpu.engines.jax.counting.transfers import GATHERED
+from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import placement_on, prime_factors
 from keras_multigpu.engines.jax.state.parted import put, release
 from keras_multigpu.engines.values import Tensor
@@ -75,7 +76,7 @@ class StateShards:
         gather = self._gathers[are_spread]
         return [
             gather(value)
-            if _is_traced(value) and not _is_table_by_rows(variable, self._factors)
+            if is_traced(value) and not _is_table_by_rows(variable, self._factors)
             else value
             for value, variable in zip(values, variables, strict=True)
         ]
@@ -93,7 +94,7 @@ class StateShards:
 
         @functools.wraps(step)
         def kept_step(state: Any, batch: Any) -> Any:
-            is_compiled = any(map(_is_traced, jax.tree.leaves(state)))
+            is_compiled = is_traced(state)
             state = state if is_compiled else jax.device_put(state, self._whole)
             outputs, new = step(state, batch)
             if not isinstance(new, tuple) or len(new) < 3:  # of `predict`
@@ -224,8 +225,4 @@ def _divide(shape: Sequence[int], factors: Sequence[int]) -> dict[int, list[int]
 
 
 def _constrain(value: Tensor, sharding: NamedSharding) -> Tensor:
-    return jax.lax.with_sharding_constraint(value, sharding) if _is_traced(value) else value
-
-
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    return jax.lax.with_sharding_constraint(value, sharding) if is_traced(value) else value

@@ -72,7 +72,7 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
 
 @rule("If", "StatelessIf", "Case", "StatelessCase", needs_ranks=False)
 def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
-    """The branches agree on the layouts of their results."""
+    """One of several functions; the one that is taken, if that is known."""
     if op.type.endswith("If"):
         graphs = [graph_of(op, "else_branch"), graph_of(op, "then_branch")]
     else:
@@ -90,43 +90,60 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     others = [ALL_DEVICES] if planner.splits_all and usual == (ONE_DEVICE,) else []
 
     def plan(way: str) -> list[Value]:
-        inners = [Inner(planner, way, branch=number) for number, _ in enumerate(graphs)]
-        results = []
-        for inner, graph in zip(inners, graphs):
-            results.append(inner.run(graph, [inner.take(value) for value in values[1:]]))
-        is_spread = any(one.how == "spread" for inner in inners for one in inner.records)
-        if way not in usual and not is_spread:
-            raise NeedsOthers  # one device does as well
-        inners[0].records = max((one.records for one in inners), key=total_work)
-        _make_unused(inners, graphs, results)
-        known = [
-            [_of_branch(state_of(inner, value), inner, graph, at) for at, value in enumerate(found)]
-            for inner, graph, found in zip(inners, graphs, results)
-        ]
-        states = known[0]
-        for others in known[1:]:
-            states = [joined(a, b, planner) for a, b in zip(states, others)]
-        for inner, found in zip(inners, results):
-            inner.give(found, [state.layout for state in states])
-        taken = Inner.common(inners)
-
-        def emit(scope: Any, chosen: Any, *tensors: Any) -> list[Any]:
-            def run(inner: Inner) -> Callable[[], list[Any]]:
-                return lambda: [*inner.write(scope, tensors), tf.constant(0)]
-
-            if op.type.endswith("If"):
-                chosen = tf.cast(chosen, tf.int32)
-            made = tf.switch_case(chosen, [run(inner) for inner in inners])
-            return inners[0].unflat(tf.nest.flatten(made)[:-1], [s.layout for s in states])
-
-        first = inners[0]
-        chosen = first.outer_item(values[0])
-        return first.added(emit, [chosen], [s.layout for s in states], states, op, taken)
+        return _plan(planner, op, graphs, values, way, is_usual=way in usual)
 
     with planner.waiting(op):  # what the branches read is read before them
         made = first_possible(planner, (*others, *usual), plan)
     changed(planner, values)
     return made
+
+
+def _plan(
+    planner: Planner,
+    op: tf.Operation,
+    graphs: Any,
+    values: list[Value],
+    way: str,
+    *,
+    is_usual: bool,
+) -> list[Value]:
+    """Plans all branches, which agree on the layouts of their results."""
+    inners = [Inner(planner, way, branch=number) for number, _ in enumerate(graphs)]
+    results = []
+    for inner, graph in zip(inners, graphs):
+        results.append(inner.run(graph, [inner.take(value) for value in values[1:]]))
+    if not is_usual and all(one.how != "spread" for inner in inners for one in inner.records):
+        raise NeedsOthers  # one device does as well
+    inners[0].records = max((one.records for one in inners), key=total_work)
+    _make_unused(inners, graphs, results)
+    known = [
+        [_of_branch(state_of(inner, value), inner, graph, at) for at, value in enumerate(found)]
+        for inner, graph, found in zip(inners, graphs, results)
+    ]
+    states = known[0]
+    for others in known[1:]:
+        states = [joined(a, b, planner) for a, b in zip(states, others)]
+    for inner, found in zip(inners, results):
+        inner.give(found, [state.layout for state in states])
+    return _branch_node(op, inners, states, values[0])
+
+
+def _branch_node(
+    op: tf.Operation, inners: Sequence[Inner], states: Sequence[State], which: Value
+) -> list[Value]:
+    taken, first = Inner.common(inners), inners[0]
+    layouts = [state.layout for state in states]
+
+    def emit(scope: Any, chosen: Any, *tensors: Any) -> list[Any]:
+        def run(inner: Inner) -> Callable[[], list[Any]]:
+            return lambda: [*inner.write(scope, tensors), tf.constant(0)]
+
+        if op.type.endswith("If"):
+            chosen = tf.cast(chosen, tf.int32)
+        made = tf.switch_case(chosen, [run(inner) for inner in inners])
+        return first.unflat(tf.nest.flatten(made)[:-1], layouts)
+
+    return first.added(emit, [first.outer_item(which)], layouts, states, op, taken)
 
 
 def _of_branch(state: State, inner: Inner, graph: Any, at: int) -> State:
