@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +36,7 @@ from keras_multigpu.engines.tensorflow.partition.signatures import (
     output_dims,
     split_label,
 )
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, symbols_of
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, elements_of, symbols_of
 
 _GRADIENTS = "gradient_tape/"  # the scope of what TensorFlow's tapes compute
 
@@ -132,6 +133,30 @@ class Choosing(Operations):
                 return label
             self.rows.intersection_update(before)
         return None
+
+    def split_data(self, values: Sequence[Value]) -> list[Value]:
+        """The values of a loop with weights, split along the first axis of most of its numbers."""
+        sizes: dict[Any, float] = collections.defaultdict(float)
+        may_be_split = []
+        for value in values:
+            dims = value.dims if value.elements is None else value.elements.tensor_dims
+            is_float = value.dtype.is_floating or value.dtype == tf.variant
+            is_other = value.is_state or value.is_update or not is_float or len(dims or ()) < 2
+            may_be_split.append(None if is_other or dims is None else dims[0])
+            if not is_other:
+                sizes[may_be_split[-1]] += elements_of(dims)
+        rows = max(sizes, key=lambda one: sizes[one], default=None)
+        has_weights = any(v.dtype == tf.resource or (v.is_state and v.rank > 1) for v in values)
+        if rows is None or not has_weights or not self._are_rows(rows):
+            return [*values]
+        self.rows.add(rows)
+        for value, length in zip(values, may_be_split):
+            if length == rows:
+                self.get(value, Split(0))
+        return [
+            dataclasses.replace(value, layout=Split(0)) if length == rows else value
+            for value, length in zip(values, may_be_split)
+        ]
 
     def _are_rows(self, dim: Any) -> bool:
         """Whether so many are worth to be split; XLA compiles anew for each of other numbers."""

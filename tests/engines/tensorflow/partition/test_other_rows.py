@@ -71,6 +71,33 @@ def _in_a_loop_with_rows(model, x):
     return tf.while_loop(lambda n, _: n < 3, body, [0, tf.constant(0.0, tf.float64)])[1]
 
 
+def _in_a_loop(model, x):
+    """Of an ordinary differential equation, say."""
+    body = lambda n, rows: (n + 1, rows + 0.1 * model(rows))  # noqa: E731
+    found = tf.while_loop(lambda n, _: n < 3, body, [0, _noise(16)])[1]
+    return tf.reduce_mean(found**2) + tf.reduce_mean(model(x))
+
+
+def _over_time(model, x):
+    """A recurrent generator: a list of time steps, each of so many rows."""
+    steps = tf.reshape(_noise(36), (4, 9, 8))
+    found = tf.scan(lambda state, step: model(state) + step, steps, tf.zeros_like(steps[0]))
+    return tf.reduce_mean(found**2) + tf.reduce_mean(model(x))
+
+
+def _of_captured_rows(model, x):
+    """Langevin steps: the gradient by the rows, in each round."""
+
+    def body(n, rows):
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            energy = tf.reduce_sum(model(rows) ** 2)
+        return n + 1, rows - 0.1 * tape.gradient(energy, rows)
+
+    found = tf.stop_gradient(tf.while_loop(lambda n, _: n < 3, body, [0, _PROTOTYPES])[1])
+    return tf.reduce_mean(model(found) ** 2) - tf.reduce_mean(model(x) ** 2)
+
+
 def _mean_of_products(a, b):
     return tf.reduce_mean(tf.tanh(0.01 * tf.matmul(a, b, transpose_a=True)))
 
@@ -92,7 +119,8 @@ def _as_many_as_three_times_the_batch(model, x):
 
 _LOSSES = {one.__name__[1:]: one for one in (
     _drawn, _beside_the_batch, _of_two_numbers, _taken_again, _some, _unique, _penalized,
-    _in_a_branch, _in_a_loop_with_rows, _as_many_as_twice_the_batch,
+    _in_a_branch, _in_a_loop_with_rows, _in_a_loop, _over_time, _of_captured_rows,
+    _as_many_as_twice_the_batch,
     _as_many_as_three_times_the_batch,
 )}  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES, ONE_DEVICE
+from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES, ONE_DEVICE, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.inner import Inner
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
@@ -52,6 +52,8 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
             if after == states:
                 break
             states = after
+        if is_tried and way != ONE_DEVICE and all(one.how != "spread" for one in inner.records):
+            raise NeedsOthers  # one device does as well
         inner.give(
             [r for r, s in zip(results, states) if s is not None],
             [s.layout for s in states if s is not None],
@@ -65,11 +67,13 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         ]
         return _loop_node(planner, op, way, values, states, inner, check)
 
+    is_tried = planner.splits_all and not any(v.is_spread or v.is_sharded for v in values)
     with planner.waiting(op):  # what it reads is read before it
         made = None
         if planner.way == ALL_DEVICES and planner.has_row_loops:
             made = over_rows(planner, op, values, body, test)
         if made is None:
+            values = planner.split_data(values) if is_tried else values  # `plan` takes these
             made = first_possible(planner, ways(planner, values), plan)
     changed(planner, values)
     return made
