@@ -18,6 +18,17 @@ def all_layers(model: keras.Model) -> list[keras.Layer]:
     return model._flatten_layers()  # Keras has no public walk over them
 
 
+def metrics_of(model: keras.Model) -> list[keras.Metric]:
+    """The metrics in a model, in Keras's list: that of the class may be what `compile` makes."""
+    of_keras: Any = keras.Model.metrics
+    return of_keras.fget(model)
+
+
+def metrics_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables of the metrics in a model."""
+    return [variable for metric in metrics_of(model) for variable in metric.variables]
+
+
 def own_steps(template: keras.Model) -> list[str]:
     """The names of the step methods that a template, or its class, defines."""
     return [

@@ -148,6 +148,8 @@ def check_mesh(request: Request, is_joined: bool) -> None:
 def adapt_mesh(request: Request) -> Request:
     """On other devices, as many whole groups as there are; of fewer than one, a smaller group."""
     width, devices = request.options.get("model_devices", 1), request.devices
+    if width == 1:
+        return request
     if len(devices) >= width:
         devices = devices[: len(devices) - len(devices) % width]
     else:

@@ -232,7 +232,7 @@ class TowerParallel(Members):
     @property
     def metrics(self) -> list[keras.Metric]:
         """The metrics; those inside layers are the template's, and see the mean of the replicas."""
-        hidden = {id(metric) for model in self._parallel_clones for metric in model.metrics}
+        hidden = {id(metric) for one in self._parallel_clones for metric in engines.metrics_of(one)}
         return [metric for metric in super().metrics if id(metric) not in hidden]
 
     @property

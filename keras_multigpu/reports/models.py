@@ -36,7 +36,8 @@ def state_of(model: keras.Model) -> list[keras.Variable]:
     further = keras.tree.flatten(list(_further_optimizers(model).values()))
     optimizers = [getattr(model, "optimizer", None), *further]
     slots = [v for one in optimizers if isinstance(one, keras.Optimizer) for v in one.variables]
-    return list({id(v): v for v in [*model.variables, *model.metrics_variables, *slots]}.values())
+    metrics = model.metrics_variables if model.compiled else []
+    return list({id(v): v for v in [*model.variables, *metrics, *slots]}.values())
 
 
 def build_optimizer(model: keras.Model) -> None:

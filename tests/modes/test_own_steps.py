@@ -71,3 +71,46 @@ def test_gradients_of_ones_own_step(way, jit_compile, rng):
     slope = ops.convert_to_tensor(outputs) - y  # of the loss by the mean, but for a factor
     expected = ops.sum(slope, axis=0) / len(x)  # over the members, whose mean it is
     assert difference(expected, np.sum(np.concatenate(biases), axis=0)) < 1e-6
+
+
+class MetricsOfCompile(keras.Model):
+    """Its metrics are made in `compile`, as those of many published classes are."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(64)
+
+    def call(self, inputs):
+        return self.dense(inputs)[:, :3]
+
+    def compile(self, **settings):
+        super().compile(loss="mse", **settings)
+        self.tracker = keras.metrics.Mean(name="mean_loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        self.tracker.update_state(loss)
+        return loss
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shard": "weights"},
+        {"model_devices": 2},
+        {"mode": "model"},
+        {"mode": "tower", "replicas": "independent", "loss_of": "mix"},
+    ],
+    ids=str,
+)
+def test_metrics_that_compile_makes(options):
+    x = np.ones((10, 6), "float32")
+    parallel = make_parallel(MetricsOfCompile(), 4, **options)
+    parallel.compile(optimizer="sgd")
+    history = parallel.fit(x, x[:, :3], verbose=0).history
+    assert history["mean_loss"][0] > 0

@@ -36,7 +36,7 @@ from keras_multigpu.engines.shared import (
     state_of_none,
     unique,
 )
-from keras_multigpu.engines.templates import forget_losses
+from keras_multigpu.engines.templates import forget_losses, metrics_variables
 from keras_multigpu.engines.values import Call, Request, Result, Tensor
 
 # The runner whose parallel model's `stateless_call` is running.
@@ -238,7 +238,7 @@ class CommitteeRunner(JaxRunner, TowerRunner):
                 losses = losses[: len(losses) - sum(v.regularizer is not None for v in weights)]
         if self._has_own_weights:
             known = {id(variable) for variable, _ in state}
-            known |= {id(variable) for variable in self._template.metrics_variables}
+            known |= {id(variable) for variable in metrics_variables(self._template)}
             for variable in scope.assigned:
                 if id(variable) not in known:
                     raise state_of_none(variable)

@@ -35,6 +35,7 @@ from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.state.parted import is_spread
 from keras_multigpu.engines.jax.tables import WholeTables
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
+from keras_multigpu.engines.templates import metrics_variables
 
 _LOOPS = {
     "train_function": "the training",
@@ -305,7 +306,7 @@ class JaxSteps(Steps):
         the devices between single steps, because moving them after each one is slow.
         """
         template = self.model.template
-        own = [*template.metrics_variables[:1]]
+        own = metrics_variables(template)[:1]
         if getattr(template, "optimizer", None) is not None:
             own += template.optimizer.variables[:1]
         here = placement_on(self.model.devices).replicated.device_set

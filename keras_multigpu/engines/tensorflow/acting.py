@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import unique, value_of
-from keras_multigpu.engines.templates import forget_losses
+from keras_multigpu.engines.templates import forget_losses, metrics_variables
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.values import Tensor
 
@@ -26,7 +26,7 @@ def acting(
         with _having_losses(template, losses):
             yield
         return
-    in_metrics = {id(variable) for variable in template.metrics_variables}
+    in_metrics = {id(variable) for variable in metrics_variables(template)}
     pairs = zip(unique(template.variables), unique(member.variables))
     own = {id(one): (one, other) for one, other in pairs if id(one) not in in_metrics}
     values = [(one, tf.convert_to_tensor(value_of(other))) for one, other in own.values()]

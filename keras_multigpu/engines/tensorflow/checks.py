@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.engines.templates import metrics_variables
+
 
 def check_no_strategy(model: keras.Model) -> None:
     """Refuses the scope of a strategy of TensorFlow's, and a model that was made in one.
@@ -16,7 +18,7 @@ def check_no_strategy(model: keras.Model) -> None:
         ValueError: if there is one.
     """
     optimizer = getattr(model, "optimizer", None)
-    variables = [*model.variables, *model.metrics_variables]
+    variables = [*model.variables, *metrics_variables(model)]
     variables += optimizer.variables if optimizer is not None else []
     made = [one for one in variables if isinstance(one._value, tf.distribute.DistributedValues)]
     if made:

@@ -293,7 +293,7 @@ def test_eager_towers_of_one_model_run_on_the_device_of_its_weights(rng):
     plain.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
     with pytest.warns(UserWarning, match="runs eagerly, and so on 'cpu:0' alone") as told:
         tower.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
-    assert len(told) == 1
+    assert len([one for one in told if "runs eagerly" in str(one.message)]) == 1
     assert difference(plain.get_weights(), tower.get_weights()) < 1e-6
 
 

@@ -10,6 +10,7 @@ import keras
 from jax.sharding import NamedSharding
 
 from keras_multigpu.engines.shared import unique
+from keras_multigpu.engines.templates import metrics_variables
 from keras_multigpu.engines.values import Tensor
 
 
@@ -91,5 +92,5 @@ def as_one(variables: Sequence[keras.Variable]) -> Iterator[None]:
 
 def state_of(model: keras.Model) -> list[keras.Variable]:
     """The weights and other state of a step, without the metrics' variables."""
-    in_metrics = {id(variable) for variable in model.metrics_variables}
+    in_metrics = {id(variable) for variable in metrics_variables(model)}
     return [v for v in unique(model.variables) if id(v) not in in_metrics]

@@ -23,6 +23,7 @@ from keras_multigpu.engines.jax.counting.transfers import GATHERED
 from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import placement_on, prime_factors
 from keras_multigpu.engines.jax.state.parted import put, release
+from keras_multigpu.engines.templates import metrics_variables
 from keras_multigpu.engines.values import Tensor
 
 # Variables with fewer elements stay whole: sending them costs more than keeping them.
@@ -133,7 +134,7 @@ class StateShards:
     def release(self, template: keras.Model) -> None:
         """Unties the template's own optimizer and metrics from devices other than the weights'."""
         optimizer = getattr(template, "optimizer", None)
-        others = [*template.metrics_variables, *getattr(optimizer, "variables", ())]
+        others = [*metrics_variables(template), *getattr(optimizer, "variables", ())]
         release(others, self._mesh)
 
     def warn_of_whole(self, variables: Iterable[keras.Variable]) -> None:
