@@ -59,7 +59,7 @@ def test_steps_that_are_not_compiled(options, data):
 
 def test_a_layer_that_keras_does_not_compile(data):
     parallel = make_parallel(_model(layers.RandomRotation(0.1, seed=1)), 4, model_devices=2)
-    with pytest.warns(UserWarning, match=r"Keras leaves that out for random_rotation.*\)"):
+    with pytest.warns(UserWarning, match=r"Keras compiles none with random_rotation.*\)"):
         found = _trained(parallel, *data)
     _equal(found, _trained(_model(layers.RandomRotation(0.1, seed=1)), *data))
 
