@@ -84,7 +84,7 @@ def spread(
     are_few = rows in (0, 1)
     if are_few or (rows is None and together is not None and not compiled):
         few = Record("too few rows", "the step/", "gathered", 1.0)  # not worth a warning
-        records[:] = [few if are_few else Record("ragged rows", "the inputs/", "gathered", _ALL)]
+        records[:] = [few if are_few else Record("no common rows", "the inputs/", "gathered", _ALL)]
         if together is None or together.are_parts:
             note_rows(rows or 0)
             return _on_one_device(step, args, autograph, together)
@@ -95,12 +95,13 @@ def spread(
     traced = Traced(
         step, args, rows, have_rows, autograph, compiled, are_parts, is_one_row, are_known
     )
-    if together is not None:
-        together.note(traced.graph)
+    count = 0 if are_parts else traced.count()
+    are_even = traced.are_even(count)
+    if together is None:
+        note_rows(count)
     else:
-        count = traced.count()
-        if any(one.has_rows for one in traced.arguments):
-            note_rows(count)
+        together.note(traced.graph)
+        are_even = are_even is True
 
     def new() -> Planner:
         planner = Planner(RULES, len(devices) // width, traced.batch, records)
@@ -112,26 +113,41 @@ def spread(
         planner.splits_all = splits_rows and not planner.is_joined
         return planner
 
-    planner = _planned(traced, new, devices, together)
-    if planner is None:
+    def written(planner: Planner) -> list[Any]:
+        options: dict[str, Any] = {"is_compiled": compiled and not is_part, "chosen": planner.rows}
+        options["wire_dtype"] = wire_dtype
+        if together is not None:
+            return together.write(planner.program, traced, devices, count, home=home, **options)
+        if width > 1:
+            scope = Devices.mesh(devices, width, count, **options)
+        else:
+            scope = Devices(devices, count, home=home, has_functions=not is_part, **options)
+        return write(planner.program, scope, traced.given())
+
+    cases = [are_even] if isinstance(are_even, bool) else [False, True]
+    plans = [_planned(traced, new, devices, together, are_even=one) for one in cases]
+    found = [one for one in plans if one is not None]
+    if len(found) < len(plans):
         return _on_one_device(step, args, autograph, together)
-    options: dict[str, Any] = {"is_compiled": compiled and not is_part, "chosen": planner.rows}
-    options["wire_dtype"] = wire_dtype
-    if together is None and width > 1:
-        scope = Devices.mesh(devices, width, count, **options)
-        made = write(planner.program, scope, traced.given())
-    elif together is None:
-        scope = Devices(devices, count, home=home, has_functions=not is_part, **options)
-        made = write(planner.program, scope, traced.given())
+    if len(found) == 1:
+        made = written(found[0])
     else:
-        made = together.write(planner.program, traced, devices, {"home": home, **options})
+        made = tf.cond(are_even, lambda: written(found[1]), lambda: written(found[0]))
     return packed(traced.structure, made, together)
 
 
 def _planned(
-    traced: Traced, new: Callable[[], Planner], devices: Sequence[str], together: Together | None
+    traced: Traced,
+    new: Callable[[], Planner],
+    devices: Sequence[str],
+    together: Together | None,
+    *,
+    are_even: bool,
 ) -> Planner | None:
-    """The plan of the step; `None` if a loop that holds slices of rows needs them whole."""
+    """The plan of the step; `None` if a loop that holds slices of rows needs them whole.
+
+    `are_even`: whether ragged tensors have as many rows as the batch.
+    """
     has_row_loops, rows = True, set[Any]()
     while True:
         planner = new()
@@ -139,7 +155,7 @@ def _planned(
         planner.rows |= rows
         planner.has_row_loops = has_row_loops
         try:
-            known = traced.inputs(planner, devices)
+            known = traced.inputs(planner, devices, are_even=are_even)
             results = planner.run_graph(traced.graph, known, traced.graph.outputs)
             layouts: list[Layout] = [WHOLE] * len(results)
             if together is not None and together.gives_own:

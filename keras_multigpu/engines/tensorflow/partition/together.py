@@ -125,11 +125,14 @@ class Together:
         return self.are_parts and self.takes_own
 
     def write(
-        self, program: Program, traced: Any, devices: Sequence[str], options: dict[str, Any]
+        self, program: Program, traced: Any, devices: Sequence[str], count: Any, **options: Any
     ) -> list[Any]:
-        """Writes this process's part of a program; returns its outputs."""
+        """Writes this process's part of a program; returns its outputs.
+
+        `count`: the rows of the batch, if all have it.
+        """
         if not self.are_parts:
-            scope = JoinedDevices(devices, self.batches.peers, None, traced.count(), **options)
+            scope = JoinedDevices(devices, self.batches.peers, None, count, **options)
             return write(program, scope, traced.given())
         batch = tf.cast(tf.reduce_sum(self.counts), tf.int32)
         scope = JoinedDevices(devices, self.batches.peers, self.counts, batch, **options)

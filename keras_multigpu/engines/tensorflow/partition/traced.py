@@ -54,12 +54,14 @@ class Argument:
         dims: its dimensions, with the batch's symbol; `None` if their number isn't known.
         has_rows: whether the first axis is the batch.
         const: of the shape of a sparse tensor, whose rows are the batch's.
+        even_dims: of a ragged tensor's splits, if it has as many rows as the batch.
     """
 
     tensor: Any
     dims: Any
     has_rows: bool = False
     const: Any = None
+    even_dims: Any = None
 
     @property
     def spec(self) -> tf.TensorSpec:
@@ -72,8 +74,9 @@ class Argument:
 
 def rows_of(leaves: Sequence[Any]) -> Any:
     """The number of rows of a batch: an `int`, `"unknown"` until the step runs, or `None`."""
-    kinds = (tf.Tensor, tf.SparseTensor)  # of a ragged tensor rows differ
-    found = [one.shape[0] for one in leaves if isinstance(one, kinds) and one.shape.rank]
+    tensors = [one for one in leaves if tf.is_tensor(one) and one.shape.rank]
+    others = [one for one in tensors if not isinstance(one, tf.RaggedTensor)]
+    found = [one.shape[0] for one in others or tensors[:1]]
     known = {one for one in found if one is not None}
     if None in found:
         return "unknown"
@@ -130,8 +133,13 @@ class Traced:
         self.graph = self._traced.graph
         self.structure = self._traced.structured_outputs
 
-    def inputs(self, planner: Planner, devices: Sequence[str]) -> dict[int, Any]:
-        """The values of the graph's inputs, by their tensors' `id`s."""
+    def inputs(
+        self, planner: Planner, devices: Sequence[str], *, are_even: bool = False
+    ) -> dict[int, Any]:
+        """The values of the graph's inputs, by their tensors' `id`s.
+
+        `are_even`: whether ragged tensors have as many rows as the batch.
+        """
         known: dict[int, Any] = {}
         handles = [one.handle for one in self.graph.trainable_variables]
         trained = {id(one) for handle in handles for one in (handle, *_parts_of(handle))}
@@ -142,7 +150,8 @@ class Traced:
                 value = planner.value(tensor.dtype, one.dims, Split(0), item)
             elif variable is None:
                 item = planner.new_input(tensor.dtype)
-                value = planner.value(tensor.dtype, one.dims, WHOLE, item)
+                dims = one.even_dims if are_even and one.even_dims else one.dims
+                value = planner.value(tensor.dtype, dims, WHOLE, item)
                 value.layout = Split(0) if one.has_rows else WHOLE
             else:
                 value = _shards(planner, variable.division, devices)
@@ -180,12 +189,25 @@ class Traced:
         """The number of rows, which all arguments must have."""
         if isinstance(self.batch, int):
             return self.batch
-        counts = [tf.shape(one.tensor)[0] for one in self.arguments if one.has_rows]
-        shapes = [one.tensor for one in self.arguments if one.const is not None]
-        counts += [tf.cast(one[0], tf.int32) for one in shapes]
+        counts = self._counts() or self._ragged_counts()[:1]
         checks = [tf.debugging.assert_equal(one, counts[0], _UNEQUAL) for one in counts[1:]]
         with tf.control_dependencies([one for one in checks if one is not None]):
             return tf.identity(counts[0]) if counts else 0
+
+    def are_even(self, count: Any) -> Any:
+        """Whether ragged tensors have as many rows as the batch; the step's run may know."""
+        others = self._ragged_counts()[0 if self._counts() else 1 :]
+        return tf.reduce_all(tf.equal(tf.stack(others), count)) if others else True
+
+    def _counts(self) -> list[Any]:
+        """The numbers of rows that tensors have, and sparse ones."""
+        shapes = [one.tensor for one in self.arguments if one.const is not None]
+        counts = [tf.shape(one.tensor)[0] for one in self.arguments if one.has_rows]
+        return counts + [tf.cast(one[0], tf.int32) for one in shapes]
+
+    def _ragged_counts(self) -> list[Any]:
+        splits = [one.tensor for one in self.arguments if one.even_dims is not None]
+        return [tf.shape(one)[0] - 1 for one in splits]
 
 
 def _shards(planner: Planner, division: Division, devices: Sequence[str]) -> Value:
@@ -226,8 +248,12 @@ def _arguments(
             has_rows = bool(rank) and may_have_rows and is_batch
             found.append(Argument(leaf, (batch, *dims[1:]) if has_rows else dims, has_rows))
         elif tf.is_tensor(leaf):
-            parts = tf.nest.flatten(leaf, expand_composites=True)
-            found += [Argument(one, tuple(one.shape.as_list())) for one in parts]
+            splits = (
+                leaf.row_splits if isinstance(leaf, tf.RaggedTensor) and may_have_rows else None
+            )
+            for one in tf.nest.flatten(leaf, expand_composites=True):
+                even_dims = (batch + 1,) if one is splits and batch is not None else None
+                found.append(Argument(one, tuple(one.shape.as_list()), even_dims=even_dims))
 
     def restore(tensors: Sequence[Any]) -> Any:
         rest = iter(tensors)

@@ -25,7 +25,7 @@ def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     kind = op.get_attr("row_partition_types")[0]
     rows = _number(planner, op.inputs[3]) if kind == b"FIRST_DIM_SIZE" else None
     if kind == b"ROW_SPLITS":
-        rows = _ranges(planner, op.inputs[3])
+        rows = _ranges(planner, op.inputs[3], values[3])
     shape = tf.get_static_value(op.inputs[0])
     is_given = shape is None or (shape.ndim and shape[0] != -1)
     dims = static_dims(op.outputs[0])
@@ -36,7 +36,8 @@ def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 def count(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Counts for each row."""
     _, width = static_dims(op.outputs[0]) or (None, None)
-    return split_again(planner, op, values, (_ranges(planner, op.inputs[0]), width))
+    rows = _ranges(planner, op.inputs[0], values[0])
+    return split_again(planner, op, values, (rows, width))
 
 
 def _number(planner: Any, scalar: tf.Tensor) -> Any:
@@ -54,8 +55,10 @@ def _number(planner: Any, scalar: tf.Tensor) -> Any:
     return _texts(planner, texts) if is_of_shape and is_first else None
 
 
-def _ranges(planner: Any, splits: tf.Tensor) -> Any:
+def _ranges(planner: Any, splits: tf.Tensor, value: Value | None = None) -> Any:
     """How many rows lie between splits; `None` if that isn't known."""
+    if value is not None and value.dims and planner.multiple_of(value.dims[0] - 1) is not None:
+        return value.dims[0] - 1
     origin = _origin(splits)
     op = origin.op
     if op.type == "UnicodeDecode":
