@@ -20,6 +20,7 @@ CHOOSES: dict[str, int | None] = {
     "DynamicPartition": 0,
     "Split": 1,
     **dict.fromkeys(("Where", "EagerPyFunc", "PyFunc", "PyFuncStateless")),
+    **dict.fromkeys(("RaggedRange", "RaggedGather")),
     **dict.fromkeys(f"NonMaxSuppressionV{number}" for number in (3, 4, 5)),
 }
 """{type of an operation that chooses: the input of which only the dimensions count}."""

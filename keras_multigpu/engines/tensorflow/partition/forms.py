@@ -28,6 +28,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
 )
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
 from keras_multigpu.engines.tensorflow.partition.sizes import (
+    ROWS,
     SIZE,
     Dim,
     Unit,
@@ -139,6 +140,12 @@ class Forms:
         item = next(iter(value.forms.values()))
         assert value.axis != axis, "a split axis is a multiple of the rows"
         self.program.symbols[name] = item, axis
+        return Dim.symbol(name)
+
+    def new_rows(self, item: Item) -> Dim:
+        """A symbol for the length of an item's first axis: of rows, which are split."""
+        name = f"{ROWS}{next(self.names)}"
+        self.program.symbols[name] = item, 0
         return Dim.symbol(name)
 
     # Layouts

@@ -55,6 +55,7 @@ class Argument:
         has_rows: whether the first axis is the batch.
         const: of the shape of a sparse tensor, whose rows are the batch's.
         even_dims: of a ragged tensor's splits, if it has as many rows as the batch.
+        is_flat: whether it has the values of all rows of a ragged tensor.
     """
 
     tensor: Any
@@ -62,6 +63,7 @@ class Argument:
     has_rows: bool = False
     const: Any = None
     even_dims: Any = None
+    is_flat: bool = False
 
     @property
     def spec(self) -> tf.TensorSpec:
@@ -149,10 +151,7 @@ class Traced:
                 item = planner.new_input(tensor.dtype, EACH)
                 value = planner.value(tensor.dtype, one.dims, Split(0), item)
             elif variable is None:
-                item = planner.new_input(tensor.dtype)
-                dims = one.even_dims if are_even and one.even_dims else one.dims
-                value = planner.value(tensor.dtype, dims, WHOLE, item)
-                value.layout = Split(0) if one.has_rows else WHOLE
+                value = _of_argument(planner, one, tensor.dtype, are_even)
             else:
                 value = _shards(planner, variable.division, devices)
             value.const = one.const
@@ -210,6 +209,17 @@ class Traced:
         return [tf.shape(one)[0] - 1 for one in splits]
 
 
+def _of_argument(planner: Planner, one: Argument, dtype: tf.DType, are_even: bool) -> Value:
+    """What is on the first device; what has rows is split from there."""
+    item, chosen = planner.new_input(dtype), planner.chosen
+    has_rows, dims = one.has_rows, one.even_dims if are_even and one.even_dims else one.dims
+    if one.is_flat and chosen is not None and not chosen.are_fixed:
+        has_rows, dims = True, (planner.new_rows(item), *dims[1:])
+    value = planner.value(dtype, dims, WHOLE, item)
+    value.layout = Split(0) if has_rows else WHOLE
+    return value
+
+
 def _shards(planner: Planner, division: Division, devices: Sequence[str]) -> Value:
     """A variable that the devices have in parts."""
     if division.devices != tuple(devices):
@@ -253,7 +263,8 @@ def _arguments(
             )
             for one in tf.nest.flatten(leaf, expand_composites=True):
                 even_dims = (batch + 1,) if one is splits and batch is not None else None
-                found.append(Argument(one, tuple(one.shape.as_list()), even_dims=even_dims))
+                is_flat = splits is not None and one is leaf.flat_values and one.shape[0] is None
+                found.append(Argument(one, static_dims(one), even_dims=even_dims, is_flat=is_flat))
 
     def restore(tensors: Sequence[Any]) -> Any:
         rest = iter(tensors)

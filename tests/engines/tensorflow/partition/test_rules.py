@@ -43,6 +43,16 @@ def counted_characters(x):
     return tf.math.bincount(codes, minlength=60, maxlength=60, axis=-1)
 
 
+def ranges_of(counts):
+    """For each row as many numbers as it says."""
+    return tf.ragged.range(counts)
+
+
+def other_ranges(counts):
+    return tf.gather(ranges_of(counts + 1), tf.zeros_like(counts))
+
+
+RAGGED = ("RaggedRange", "RaggedGather", "RaggedTensorToTensor")
 TEXTS = ("StringSplitV2", "UnicodeDecode", "RaggedTensorToTensor", "RaggedBincount")
 # What one device computes; what follows is spread again.
 ONE_DEVICE = {
@@ -50,6 +60,8 @@ ONE_DEVICE = {
     "RaggedTensorToTensor": case("Mul", lambda x: padded_words(x) * 2.0, "B:i5000", whole=TEXTS),
     "UnicodeDecode": case("Mul", lambda x: padded_characters(x) * 2, "B:i5000", whole=TEXTS),
     "RaggedBincount": case("Mul", lambda x: counted_characters(x) * 2, "B:i5000", whole=TEXTS),
+    "RaggedRange": case("Mul", lambda x: ranges_of(x).to_tensor() * 2, "B:i5", whole=RAGGED),
+    "RaggedGather": case("Mul", lambda x: other_ranges(x).to_tensor() * 2, "B:i5", whole=RAGGED),
     "Unique": case("Mul", lambda x: tf.unique(x)[1] * 2, "B:i4"),
     "UniqueWithCounts": case("Mul", lambda x: tf.unique_with_counts(x)[1] * 2, "B:i4"),
     "RandomShuffle": case("Mul", lambda x: tf.sort(tf.random.shuffle(x[:, 0])) * 2.0, "B 3"),

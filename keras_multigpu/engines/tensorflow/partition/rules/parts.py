@@ -12,7 +12,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import Value
 from keras_multigpu.engines.tensorflow.partition.operations import create
 from keras_multigpu.engines.tensorflow.partition.rules.table import axes_of, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
-from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, divide
+from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, divide, quotient
 
 
 @rule("ConcatV2")
@@ -191,12 +191,18 @@ def _length(dim: Any, first: Any, last: Any, step: int) -> Any:
     """How many entries of an axis lie between bounds; `None` if that isn't known."""
     if all(isinstance(one, int) for one in (dim, first, last)):
         return len(range(dim)[first:last:step])
-    if step != 1 or first is None or last is None:
+    if step < 1 or first is None or last is None:
         return None
     try:
-        return last - first if 0 <= first <= last <= dim else None
+        # Negative ones are counted from the end.
+        first, last = (
+            one + dim if isinstance(one, int) and one < 0 else one for one in (first, last)
+        )
+        between = last - first if 0 <= first <= last <= dim else None
     except Unknown:
         return None
+    lengths = (quotient(between + rest, step) for rest in range(step) if between is not None)
+    return next((one for one in lengths if one is not None), None)
 
 
 def _is_at_least(value: Any, dim: Any) -> bool:

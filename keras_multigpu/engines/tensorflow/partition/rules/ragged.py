@@ -40,6 +40,23 @@ def count(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return split_again(planner, op, values, (rows, width))
 
 
+@rule("RaggedRange")
+def ranges(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """A row for each start, each limit, or each step."""
+    rows: Any = next((value.dims[0] for value in values if value.dims), 1)
+    return planner.fallback(op, values, [(rows + 1,), (None,)])
+
+
+@rule("RaggedGather")
+def gather_ragged(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Rows of a ragged tensor, a row for each index."""
+    indices = values[-1].dims or ()
+    if len(indices) != 1:
+        return None
+    rest = [static_dims(one) for one in op.outputs[1:]]
+    return planner.fallback(op, values, [(indices[0] + 1,), *rest])
+
+
 def _number(planner: Any, scalar: tf.Tensor) -> Any:
     """The number of texts, if a scalar is that; else `None`."""
     op = _origin(scalar).op

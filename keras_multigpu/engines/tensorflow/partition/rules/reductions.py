@@ -8,7 +8,13 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
 from keras_multigpu.engines.tensorflow.partition.program import EACH
-from keras_multigpu.engines.tensorflow.partition.rules.table import axes_of, listed, no_axis, rule
+from keras_multigpu.engines.tensorflow.partition.rules.table import (
+    axes_of,
+    join,
+    listed,
+    no_axis,
+    rule,
+)
 from keras_multigpu.engines.tensorflow.partition.rules.tables import sums_by_rows
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import product, symbols_of
@@ -112,6 +118,8 @@ def unsorted_segment(planner: Any, op: tf.Operation, values: list[Value]) -> Any
     rank = values[1].rank
     if values[2].const is None:
         return None
+    for axis in range(rank):
+        join(planner, (values[0], axis), (values[1], axis))
     ids, rest = tuple(range(rank)), tuple(range(rank, values[0].rank))
     dims = (values[2].const[()], *(values[0].dims or ())[rank:])
     kind = op.type.removeprefix("UnsortedSegment").lower()

@@ -80,12 +80,13 @@ def no_axis(value: Value) -> tuple[None, ...]:
 
 
 def join(planner: Any, *places: tuple[Value, int]) -> None:
-    """Notes that axes have the same size: an unknown size among them is a known one, or the first.
+    """Notes that axes have one size: for an unknown one that is known, or of rows, or the first.
 
     Where the devices' slices of the one are not those of the other, they are cut anew.
     """
     sizes: list[Any] = [value.dims[axis] for value, axis in places if value.dims]
-    size: Any = min(sizes, key=_is_unknown, default=None)
+    kinds = {one: (_is_unknown(one), planner.multiple_of(one) is None) for one in sizes}
+    size: Any = min(sizes, key=lambda one: kinds[one], default=None)
     for value, axis in places:
         if not value.dims or value.dims[axis] == size or not _is_unknown(value.dims[axis]):
             continue
