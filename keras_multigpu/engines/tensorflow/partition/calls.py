@@ -13,13 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.arguments import rows_of
 from keras_multigpu.engines.tensorflow.partition.emission import Writer
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE
 from keras_multigpu.engines.tensorflow.partition.local import Devices
 from keras_multigpu.engines.tensorflow.partition.planner import Planner, Record
 from keras_multigpu.engines.tensorflow.partition.program import Item
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
-from keras_multigpu.engines.tensorflow.partition.traced import Traced, one_device, rows_of
+from keras_multigpu.engines.tensorflow.partition.traced import Traced, one_device
 
 _BEYOND = (
     "This derivative of a call of a parallel model is known only inside a step that runs on all "

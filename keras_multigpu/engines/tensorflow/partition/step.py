@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.checks import check_not_distributed
+from keras_multigpu.engines.tensorflow.partition.arguments import rows_of
 from keras_multigpu.engines.tensorflow.partition.chosen import Chosen
 from keras_multigpu.engines.tensorflow.partition.emission import write
 from keras_multigpu.engines.tensorflow.partition.forms import Expected, NeedsOthers
@@ -18,7 +19,7 @@ from keras_multigpu.engines.tensorflow.partition.planner import Planner, Record
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
 from keras_multigpu.engines.tensorflow.partition.together import Together
-from keras_multigpu.engines.tensorflow.partition.traced import Traced, one_device, rows_of
+from keras_multigpu.engines.tensorflow.partition.traced import Traced, one_device
 
 _ALL = 1e9  # the work of a whole step that one device does: not counted, and worth a warning
 

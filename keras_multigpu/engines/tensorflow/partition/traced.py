@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import in_fresh_thread
-from keras_multigpu.engines.tensorflow.partition.constants import constant_of
+from keras_multigpu.engines.tensorflow.partition.arguments import Argument, arguments
 from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
-from keras_multigpu.engines.tensorflow.partition.layouts import (
-    WHOLE,
-    Elements,
-    Sharded,
-    Split,
-    Value,
-)
+from keras_multigpu.engines.tensorflow.partition.layouts import Elements, Sharded, Split, Value
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
@@ -43,46 +36,6 @@ def one_device() -> contextlib.AbstractContextManager[None]:
 def is_one_device() -> bool:
     """Whether a step of one device runs, or is being traced: what it calls is a part of it."""
     return _is_one_device.get()
-
-
-@dataclasses.dataclass
-class Argument:
-    """A tensor that a step takes.
-
-    Attributes:
-        tensor: it.
-        dims: its dimensions, with the batch's symbol; `None` if their number isn't known.
-        has_rows: whether the first axis is the batch.
-        const: of the shape of a sparse tensor, whose rows are the batch's.
-        even_dims: of a ragged tensor's splits, if it has as many rows as the batch.
-        is_flat: whether it has the values of all rows of a ragged tensor.
-    """
-
-    tensor: Any
-    dims: Any
-    has_rows: bool = False
-    const: Any = None
-    even_dims: Any = None
-    is_flat: bool = False
-
-    @property
-    def spec(self) -> tf.TensorSpec:
-        """What the step is traced with."""
-        shape = self.tensor.shape
-        if self.has_rows and isinstance(self.dims[0], Dim):
-            shape = [None, *shape[1:]]
-        return tf.TensorSpec(shape, self.tensor.dtype)
-
-
-def rows_of(leaves: Sequence[Any]) -> Any:
-    """The number of rows of a batch: an `int`, `"unknown"` until the step runs, or `None`."""
-    tensors = [one for one in leaves if tf.is_tensor(one) and one.shape.rank]
-    others = [one for one in tensors if not isinstance(one, tf.RaggedTensor)]
-    found = [one.shape[0] for one in others or tensors[:1]]
-    known = {one for one in found if one is not None}
-    if None in found:
-        return "unknown"
-    return known.pop() if len(known) == 1 else None
 
 
 class Traced:
@@ -117,7 +70,7 @@ class Traced:
         self.batch = Dim.symbol(BATCH) if rows == "unknown" else rows
         leaves, self._are_parts = tf.nest.flatten(args), are_parts
         all_rows = are_parts or is_one_row
-        self.arguments, restore = _arguments(args, leaves, self.batch, have_rows, all_rows)
+        self.arguments, restore = arguments(args, leaves, self.batch, have_rows, all_rows)
 
         made: list[tf.Variable] = []
 
@@ -151,10 +104,9 @@ class Traced:
                 item = planner.new_input(tensor.dtype, EACH)
                 value = planner.value(tensor.dtype, one.dims, Split(0), item)
             elif variable is None:
-                value = _of_argument(planner, one, tensor.dtype, are_even)
+                value = one.value(planner, are_even)
             else:
                 value = _shards(planner, variable.division, devices)
-            value.const = one.const
             known[id(tensor)] = value
             if one.tensor.dtype == tf.resource and id(one.tensor) in trained:
                 planner.trained.add(id(value))
@@ -209,17 +161,6 @@ class Traced:
         return [tf.shape(one)[0] - 1 for one in splits]
 
 
-def _of_argument(planner: Planner, one: Argument, dtype: tf.DType, are_even: bool) -> Value:
-    """What is on the first device; what has rows is split from there."""
-    item, chosen = planner.new_input(dtype), planner.chosen
-    has_rows, dims = one.has_rows, one.even_dims if are_even and one.even_dims else one.dims
-    if one.is_flat and chosen is not None and not chosen.are_fixed:
-        has_rows, dims = True, (planner.new_rows(item), *dims[1:])
-    value = planner.value(dtype, dims, WHOLE, item)
-    value.layout = Split(0) if has_rows else WHOLE
-    return value
-
-
 def _shards(planner: Planner, division: Division, devices: Sequence[str]) -> Value:
     """A variable that the devices have in parts."""
     if division.devices != tuple(devices):
@@ -234,46 +175,6 @@ def _parts_of(tensor: Any) -> list[Any]:
     """What each device has of a variable; nothing, of another tensor."""
     variable = divided_of(tensor)
     return [] if variable is None else [part.handle for part in variable.parts]
-
-
-def _arguments(
-    args: Any, leaves: Sequence[Any], batch: Any, have_rows: Sequence[bool] | None, all_rows: bool
-) -> tuple[list[Argument], Callable[[Sequence[Any]], Any]]:
-    """The tensors of a step's arguments, and a function that puts others in their places."""
-    found: list[Argument] = []
-    for number, leaf in enumerate(leaves):
-        may_have_rows = have_rows is None or have_rows[number]
-        if isinstance(leaf, tf.SparseTensor) and may_have_rows:
-            dims: Any = (batch, *leaf.shape.as_list()[1:])
-            const = constant_of([*dims]) if None not in dims else None
-            found += [
-                Argument(leaf.indices, (None, len(dims))),
-                Argument(leaf.values, (None,)),
-                Argument(leaf.dense_shape, (len(dims),), const=const),
-            ]
-        elif isinstance(leaf, tf.Tensor):
-            rank = leaf.shape.rank
-            dims = static_dims(leaf)
-            is_batch = all_rows or (bool(rank) and dims[0] in (None, batch))
-            has_rows = bool(rank) and may_have_rows and is_batch
-            found.append(Argument(leaf, (batch, *dims[1:]) if has_rows else dims, has_rows))
-        elif tf.is_tensor(leaf):
-            splits = (
-                leaf.row_splits if isinstance(leaf, tf.RaggedTensor) and may_have_rows else None
-            )
-            for one in tf.nest.flatten(leaf, expand_composites=True):
-                even_dims = (batch + 1,) if one is splits and batch is not None else None
-                is_flat = splits is not None and one is leaf.flat_values and one.shape[0] is None
-                found.append(Argument(one, static_dims(one), even_dims=even_dims, is_flat=is_flat))
-
-    def restore(tensors: Sequence[Any]) -> Any:
-        rest = iter(tensors)
-        flat = tf.nest.flatten(args, expand_composites=True)
-        return tf.nest.pack_sequence_as(
-            args, [next(rest) if tf.is_tensor(one) else one for one in flat], expand_composites=True
-        )
-
-    return found, restore
 
 
 @contextlib.contextmanager
