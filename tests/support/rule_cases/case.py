@@ -56,17 +56,19 @@ class Case:
             found.append((shape, DTYPES[kind[0]], kind[0], int(kind[1:] or 5)))
         return found
 
-    def rows(self, batch):
+    def rows(self, batch, seed=0):
         """The tensors of a batch that have rows, the axis of rows first."""
-        return [self._draw(n, batch) for n, spec in enumerate(self.specs) if "B" in spec[0]]
+        return [self._draw(n, batch, seed) for n, spec in enumerate(self.specs) if "B" in spec[0]]
 
     def wholes(self):
         """The other tensors, by their numbers."""
         return {n: self._draw(n, 0) for n, spec in enumerate(self.specs) if "B" not in spec[0]}
 
-    def _draw(self, number, batch):
+    def _draw(self, number, batch, seed=0):
         shape, dtype, letter, limit = self.specs[number]
-        rng = np.random.default_rng([zlib.crc32(self.type.encode()), number, batch])
+        rng = np.random.default_rng(
+            [zlib.crc32(self.type.encode()), number, batch, seed][: 3 + bool(seed)]
+        )
         shape = [batch, *[size for size in shape if size != "B"]] if "B" in shape else shape
         if letter in "il":
             return tf.constant(rng.integers(0, limit, shape), dtype)
@@ -97,6 +99,16 @@ class Case:
             ]
 
         return self._differentiated(placed, self.rows(2), list(wholes.values()))
+
+    def of_joined(self):
+        """As `step`, of the rows of two batches, which it joins."""
+        step = self.step()
+
+        def joined(*rows):
+            half = len(rows) // 2
+            return step(*[tf.concat([a, b, a], 0) for a, b in zip(rows[:half], rows[half:])])
+
+        return joined
 
     def split_elsewhere(self, number, axis, batch=4):
         """A function of one tensor that is split along any axis, and that tensor."""

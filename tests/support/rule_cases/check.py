@@ -43,6 +43,25 @@ def check(case, batches=(7, 2, 1), *, is_static=False, compiled=False, is_drawn=
             how(case, records, crossings, len(rows))
 
 
+def check_joined(case, *, is_static=False, compiled=False):
+    """Asserts the numbers of a case whose rows are those of several tensors, joined."""
+    step = case.of_joined()
+    specs = None
+    for batch in (7, 2, 1):
+        given = [*case.rows(batch), *case.rows(batch, seed=1)]
+        if specs is None or is_static:
+            sizes = [batch if is_static else None] * len(given)
+            specs = [tf.TensorSpec([n, *one.shape[1:]], one.dtype) for n, one in zip(sizes, given)]
+            plain = tf.function(step, autograph=False, jit_compile=compiled or None)
+            expected = plain.get_concrete_function(*specs)
+            found, records, _ = _spread(case, step, specs, compiled)
+            are_joined = [one.how for one in records if one.type == "ConcatV2"][: len(given) // 2]
+            assert (batch == 1 and is_static) or set(are_joined) == {"spread"}, are_joined
+        where = f"{case.type} {case.data}: {batch} rows, joined"
+        for one, other in zip(tf.nest.flatten(expected(*given)), tf.nest.flatten(found(*given))):
+            same(one, other, case.tolerance, where)
+
+
 def check_elsewhere(case):
     """Asserts the numbers of a case, whatever tensor is split, along whatever axis."""
     for number, (shape, *_) in enumerate(case.specs):

@@ -9,13 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.computing import Kind, Operations
+from keras_multigpu.engines.tensorflow.partition.computing import Kind, Operations, layout_of
 from keras_multigpu.engines.tensorflow.partition.crossings import reduce
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     SUM,
     WHOLE,
     Copied,
+    Joined,
     Layout,
     Owned,
     Partial,
@@ -70,6 +71,9 @@ class Choosing(Operations):
             return [self._defer(op, values, signature, dims[0])], "whole"
         if self.is_joined and any(one.dtype == tf.string for one in (*values, *op.outputs)):
             return self.fallback(op, values, dims, signature)  # it can't cross
+        joined = self._of_joined(values, signature, dims) if self.splits else None
+        if joined is not None:
+            return self._spread(op, values, signature, joined[0], dims, joined[1]), "spread"
         label = split_label(values, signature, dims, self.unit_of) if self.splits else None
         if label is None and self.splits:
             label = self._of_sums(values, signature, dims)
@@ -91,6 +95,31 @@ class Choosing(Operations):
                     value.is_update = bool(homes)
                 return made, "spread"
         return self.fallback(op, values, dims, signature)
+
+    def _of_joined(
+        self, values: Sequence[Value], signature: Signature, dims: Any
+    ) -> tuple[Any, Joined] | None:
+        """The label along which the devices' slices of joined tensors are taken as they are."""
+        parts = [
+            dataclasses.replace(value, layout=Split(value.layout.axis))
+            if isinstance(value.layout, Joined)
+            else value
+            for value in values
+        ]
+        joined = [(v, v.layout, n) for n, v in enumerate(values) if isinstance(v.layout, Joined)]
+        label = split_label(parts, signature, dims, self.unit_of) if joined else None
+        shapes = [*((value.dims or ()) for value in values), *dims]
+        for _, layout, number in sorted(joined, key=lambda one: -elements_of(one[0].dims)):
+            along = [
+                dim
+                for labels, shape in zip((*signature.inputs, *signature.outputs), shapes)
+                for one, dim in zip(labels, shape)
+                if one == label
+            ]
+            is_own = label is not None and signature.inputs[number][layout.axis] == label
+            if is_own and all(layout.along(0, dim) is not None for dim in along):
+                return label, layout
+        return None
 
     def _of_sums(self, values: Sequence[Value], signature: Signature, dims: Any) -> Any:
         """The label along which addends with rows are split, each device's summed in its slice."""
@@ -185,7 +214,8 @@ class Choosing(Operations):
         for item, labels, shape, tensor in zip(items, signature.outputs, dims, op.outputs):
             layout: Layout = Partial(signature.partial or "sum")
             if label in labels:
-                layout = kind(list(labels).index(label))
+                axis = list(labels).index(label)
+                layout = layout_of(kind, axis, shape[axis])
             elif self.is_joined and kind is not Split:  # each process has all parts
                 layout, item = WHOLE, reduce(self.program, item, signature.partial or "sum")
             made.append(self.value(tensor.dtype, shape, layout, item))

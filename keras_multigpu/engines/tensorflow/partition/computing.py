@@ -19,6 +19,7 @@ from keras_multigpu.engines.tensorflow.partition.forms import (
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
     WHOLE,
+    Joined,
     Layout,
     Owned,
     Sharded,
@@ -36,11 +37,21 @@ from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unit, is_known
 
-Kind: TypeAlias = type[Split] | type[Sharded] | type[Owned]
+Kind: TypeAlias = type[Split] | type[Sharded] | type[Owned] | Joined
+"""A kind of slices; a `Joined` stands for those of its rows, along any axis."""
 
 _CHEAP = frozenset(
     {"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"}
 )
+
+
+def layout_of(kind: Kind, axis: int, dim: Any) -> Layout:
+    """A kind of slices of an axis of so many entries."""
+    if not isinstance(kind, Joined):
+        return kind(axis)
+    found = kind.along(axis, dim)
+    assert found is not None
+    return found
 
 
 class Operations(Forms):
@@ -89,9 +100,10 @@ class Operations(Forms):
             layout: Layout = COPIED
             if label is not None and label in labels:
                 axis = list(labels).index(label)
-                layout, unit = kind(axis), self.unit_of((value.dims or ())[axis])
+                dim = (value.dims or ())[axis]
+                layout, unit = layout_of(kind, axis, dim), self.unit_of(dim)
             inputs.append(None if number in shapes else self.get(value, layout))
-        guard = guard_of(signature, label, unit) if kind is Split else None
+        guard = guard_of(signature, label, unit) if kind not in (Sharded, Owned) else None
         return self._operation(op, inputs, shapes, signature, EACH, values, guard)
 
     def _shapes(
@@ -105,8 +117,9 @@ class Operations(Forms):
             assert signature.dims is not None
             labels = list(signature.outputs[output])
             is_split = label is not None and label in labels
-            layout = kind(labels.index(label)) if is_split else None
-            found[number] = Shaped(signature.dims[output], values[number].dtype, layout)
+            dims, axis = signature.dims[output], labels.index(label) if is_split else 0
+            layout = layout_of(kind, axis, dims[axis]) if is_split else None
+            found[number] = Shaped(dims, values[number].dtype, layout)
         for number, numbers in signature.constants.items():
             found[number] = Shaped(numbers, values[number].dtype)
         return found
@@ -155,7 +168,7 @@ class Operations(Forms):
         """Computes an operation whole; what has a row for each of the batch's is split again."""
         shaped = signature.shapes if signature is not None else ()
         given = [value for number, value in enumerate(values) if number not in shaped]
-        is_gathered = any(value.axis is not None for value in given)
+        is_gathered = any(value.is_sliced for value in given)
         items = self.whole(op, values, signature)
         made = []
         for number, (tensor, item) in enumerate(zip(op.outputs, items)):

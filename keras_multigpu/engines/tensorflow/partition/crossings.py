@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
-from keras_multigpu.engines.tensorflow.partition.layouts import Owned, Sharded, Split
+from keras_multigpu.engines.tensorflow.partition.layouts import Joined, Owned, Sharded, Split
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
 from keras_multigpu.engines.tensorflow.partition.sending import (
     copies,
@@ -31,7 +31,7 @@ _PAIRS = {
 }
 
 
-def gather(program: Program, item: Item, layout: Split | Sharded | Owned) -> Item:
+def gather(program: Program, item: Item, layout: Split | Joined | Sharded | Owned) -> Item:
     """All slices, one after the other, at home."""
 
     def emit(devices: Any, parts: list[Any]) -> list[Any]:
@@ -87,7 +87,7 @@ def first(program: Program, item: Item) -> Item:
     return program.add(emit, [item], ALL, [item.dtype], name="first", gives=0)[0]
 
 
-def scatter(program: Program, item: Item, layout: Split | Sharded, dim: Any) -> Item:
+def scatter(program: Program, item: Item, layout: Split | Joined | Sharded, dim: Any) -> Item:
     """A slice for each device, of an axis of this size."""
 
     def emit(devices: Any, whole: Any) -> list[Any]:
@@ -104,7 +104,7 @@ def _added(program: Program, emit: Any, item: Item, name: str, dim: Any = 1) -> 
 
 
 def reduce_scatter(
-    program: Program, item: Item, layout: Split | Sharded, dim: Any, what: Crossing
+    program: Program, item: Item, layout: Split | Joined | Sharded, dim: Any, what: Crossing
 ) -> Item:
     """A slice of the addends' sum for each device, which adds it up."""
 
@@ -124,7 +124,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    program: Program, item: Item, layout: Split | Sharded | Owned, what: Crossing
+    program: Program, item: Item, layout: Split | Joined | Sharded | Owned, what: Crossing
 ) -> Item:
     """All slices, one after the other, on every device."""
 
@@ -159,14 +159,21 @@ def on_first(program: Program, item: Item, kind: str) -> Item:
     return program.add(emit, [item], ALL, [item.dtype], name="addend", gives=EACH)[0]
 
 
-def own_slice(program: Program, item: Item, layout: Split | Sharded, dims: Sequence[Any]) -> Item:
+def own_slice(
+    program: Program, item: Item, layout: Split | Joined | Sharded, dims: Sequence[Any]
+) -> Item:
     """A device's slice of what it has whole, of these dimensions."""
     axis = layout.axis
 
     def emit(local: Any, whole: Any) -> list[Any]:
-        begins, sizes = [0] * len(dims), [-1] * len(dims)
-        begins[axis], sizes[axis] = local.extent(dims[axis], layout)
-        return [tf.slice(whole, tf.stack(begins), tf.stack(sizes))]
+        is_joined = isinstance(layout, Joined)
+        extents = local.extents(layout) if is_joined else [local.extent(dims[axis], layout)]
+        pieces = []
+        for begin, size in extents:
+            begins, sizes = [0] * len(dims), [-1] * len(dims)
+            begins[axis], sizes[axis] = begin, size
+            pieces.append(tf.slice(whole, tf.stack(begins), tf.stack(sizes)))
+        return [tf.concat(pieces, axis) if is_joined else pieces[0]]
 
     symbols = symbols_of([dims[axis]])
     return program.add(emit, [item], EACH, [item.dtype], name="slice", symbols=symbols)[0]

@@ -17,6 +17,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     SUM,
     WHOLE,
     Copied,
+    Joined,
     Layout,
     Listed,
     Owned,
@@ -156,6 +157,13 @@ class Forms:
             value.forms[layout] = self._convert(value, layout)
         return value.forms[layout]
 
+    def cut_anew(self, value: Value) -> None:
+        """Splits what is joined by its rows in their order."""
+        if isinstance(value.layout, Joined):
+            layout = Split(value.layout.axis)
+            self.get(value, layout)
+            value.layout = layout
+
     def _convert(self, value: Value, layout: Layout) -> Item:
         if value.const is not None and isinstance(layout, (Whole, Copied)):
             return self._constant(value, layout)
@@ -172,13 +180,16 @@ class Forms:
             item = value.forms[value.layout]
             if value.dtype == tf.variant:
                 raise NeedsOthers  # the devices' lists are none of all rows
-            if isinstance(value.layout, (Split, Sharded, Owned)):
+            if isinstance(value.layout, (Split, Joined, Sharded, Owned)):
                 return crossings.gather(self.program, item, value.layout)
             assert isinstance(value.layout, Partial)
             return crossings.reduce(self.program, item, value.layout.kind, self._what("sum", value))
         if isinstance(layout, Copied):
             what = self._what("copy", value)
-            if isinstance(value.layout, (Split, Sharded, Owned)) and WHOLE not in value.forms:
+            if (
+                isinstance(value.layout, (Split, Joined, Sharded, Owned))
+                and WHOLE not in value.forms
+            ):
                 item = value.forms[value.layout]
                 return crossings.all_gather(self.program, item, value.layout, what)
             return crossings.copy(self.program, self.get(value, WHOLE), what)
@@ -223,10 +234,11 @@ class Forms:
         self._along(value, layout)
         return crossings.own_slice(self.program, whole, layout, value.dims or ())
 
-    def _along(self, value: Value, layout: Split | Sharded) -> Any:
+    def _along(self, value: Value, layout: Split | Joined | Sharded) -> Any:
         """The size of the axis that a layout splits."""
         assert value.dims is not None
         dim = value.dims[layout.axis]
+        assert not isinstance(layout, Joined) or layout.along(layout.axis, dim) == layout
         is_possible = self.unit_of(dim) is not None or isinstance(layout, Sharded)
         if not is_possible:
             raise NeedsOthers

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import Constant
 from keras_multigpu.engines.tensorflow.partition.program import Item
-from keras_multigpu.engines.tensorflow.partition.sizes import Dims, symbols_of
+from keras_multigpu.engines.tensorflow.partition.sizes import Dims, quotient, symbols_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,27 @@ class Split:
     """
 
     axis: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """Each device has its slices of several tensors that are joined along an axis, one by one.
+
+    Attributes:
+        axis: the axis.
+        rows: whose slices they are, as for `Unit`.
+        times: for each of the tensors, how many entries of the axis belong to a row.
+    """
+
+    axis: int
+    rows: Any
+    times: tuple[Any, ...]
+
+    def along(self, axis: int, dim: Any) -> Joined | None:
+        """The same for an axis of so many entries; `None` if they are none of each row."""
+        size = self.rows * sum(self.times)
+        times = tuple(quotient(dim * one, size) for one in self.times)
+        return None if None in times else Joined(axis, self.rows, times)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +85,7 @@ class Listed:
     """Each device has a list of the elements of its rows, within a loop over the rows."""
 
 
-Layout: TypeAlias = Whole | Copied | Split | Sharded | Owned | Partial | Listed
+Layout: TypeAlias = Whole | Copied | Split | Joined | Sharded | Owned | Partial | Listed
 WHOLE, COPIED, SUM, LISTED = Whole(), Copied(), Partial("sum"), Listed()
 
 Make: TypeAlias = Callable[[Layout], "Item | None"]
@@ -164,7 +185,12 @@ class Value:
     @property
     def is_spread(self) -> bool:
         """Whether the devices hold different parts of it, that depend on the batch's rows."""
-        return isinstance(self.layout, (Split, Partial))
+        return isinstance(self.layout, (Split, Joined, Partial))
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether the devices have rows of it."""
+        return isinstance(self.layout, (Split, Joined))
 
     @property
     def is_free(self) -> bool:

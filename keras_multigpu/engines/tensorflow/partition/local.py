@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Owned, Sharded, Split
+from keras_multigpu.engines.tensorflow.partition.layouts import (
+    Joined,
+    Layout,
+    Owned,
+    Sharded,
+    Split,
+)
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, Unit, is_known, unit_of
 
 
@@ -97,13 +103,24 @@ class Local:
         own = tf.cast(self.part < more, tf.int32)
         return self.part * each + tf.minimum(self.part, more), each + own
 
-    def extent(self, dim: Any, layout: Split | Sharded) -> tuple[Any, Any]:
+    def extent(self, dim: Any, layout: Split | Joined | Sharded) -> tuple[Any, Any]:
         """Where this device's slice of an axis begins, and how long it is."""
         if isinstance(layout, Sharded):
             return self._even(dim)
+        if isinstance(layout, Joined):
+            return None, sum(size for _, size in self.extents(layout))
         unit = unit_of(dim, self.symbol, self.chosen)
         assert unit is not None
         return self.first_entry(unit), self.entries(unit)
+
+    def extents(self, layout: Joined) -> list[tuple[Any, Any]]:
+        """Where each of this device's slices of an axis begins, and how long it is."""
+        found, before = [], 0
+        for times in layout.times:
+            unit = Unit(layout.rows, times)
+            found.append((self.dim(before) + self.first_entry(unit), self.entries(unit)))
+            before = before + layout.rows * times
+        return found
 
     def shape(self, dims: Sequence[Any], dtype: tf.DType, layout: Layout | None = None) -> Any:
         """An integer vector: a shape, of this device's part in a layout."""
@@ -111,7 +128,7 @@ class Local:
 
     def _vector(self, dims: Sequence[Any], dtype: tf.DType, layout: Layout | None) -> Any:
         parts: list[Any] = list(dims)
-        if isinstance(layout, (Split, Sharded)):
+        if isinstance(layout, (Split, Joined, Sharded)):
             parts[layout.axis] = self.extent(dims[layout.axis], layout)[1]
         parts = [part if tf.is_tensor(part) else self.dim(part) for part in parts]
         if all(isinstance(part, int) for part in parts):
@@ -195,16 +212,29 @@ class Devices:
     is_joined = False
     """Whether there are other processes, with more devices."""
 
-    def complete(self, parts: Sequence[Any], layout: Split | Sharded | Owned) -> list[Any]:
-        """All slices, from those of this process."""
-        return list(parts)
+    def complete(self, parts: Sequence[Any], layout: Split | Joined | Sharded | Owned) -> list[Any]:
+        """All slices in order, from those of this process."""
+        if not isinstance(layout, Joined):
+            return list(parts)
+
+        def take_apart(local: Local, part: Any) -> list[Any]:
+            sizes = [size for _, size in local.extents(layout)]
+            return tf.split(part, tf.stack(sizes), layout.axis, num=len(sizes))
+
+        return [one for pieces in zip(*self.each(take_apart, self.locals, parts)) for one in pieces]
 
     def combine(self, totals: Sequence[Any], kind: str, wire: tf.DType) -> list[Any]:
         """The sums over all processes, or other reductions, from this one's."""
         return list(totals)
 
-    def cut(self, whole: Any, layout: Split | Sharded, dim: Any) -> list[Any]:
+    def cut(self, whole: Any, layout: Split | Joined | Sharded, dim: Any) -> list[Any]:
         """The slices of a whole tensor for this process's devices."""
+        if isinstance(layout, Joined):
+            dims = [layout.rows * times for times in layout.times]
+            sizes = tf.stack([self.whole.dim(one) for one in dims])
+            pieces = tf.split(whole, sizes, layout.axis, num=len(dims))
+            cut = [self.cut(one, Split(layout.axis), d) for one, d in zip(pieces, dims)]
+            return [tf.concat(column, layout.axis) for column in zip(*cut)]
         sizes = [local.extent(dim, layout)[1] for local in self.locals]
         return tf.split(whole, tf.stack(sizes), layout.axis, num=len(sizes))
 

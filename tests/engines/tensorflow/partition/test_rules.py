@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from support.rule_cases import CASES
 from support.rule_cases.case import case
-from support.rule_cases.check import check, check_elsewhere, check_sharded
+from support.rule_cases.check import check, check_elsewhere, check_joined, check_sharded
 
 from keras_multigpu.engines.tensorflow.partition.order import CHECKS
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
@@ -151,6 +151,18 @@ SEVERAL = [
 @pytest.mark.parametrize("case", SEVERAL[::4])
 def test_drawn(case):
     check(case, is_drawn=True)
+
+
+@pytest.mark.thin(12)
+@pytest.mark.parametrize("case", EVERY)
+def test_joined(case):
+    check_joined(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERY[::4])
+def test_joined_static(case):
+    check_joined(case, is_static=True)
 
 
 @pytest.mark.thin(12)

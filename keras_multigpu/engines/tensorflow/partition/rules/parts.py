@@ -8,8 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
-from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
+from keras_multigpu.engines.tensorflow.partition.layouts import Joined, Split, Value
 from keras_multigpu.engines.tensorflow.partition.operations import create
+from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.rules.table import axes_of, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, divide, quotient
@@ -17,7 +19,7 @@ from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, divide, q
 
 @rule("ConcatV2")
 def concat(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Other axes than the one that is joined."""
+    """Other axes than the one that is joined; along that, slices of rows where they are."""
     rank = values[0].rank
     axes = axes_of(values[-1], rank)
     if axes is None or any(value.rank != rank for value in values[:-1]):
@@ -27,7 +29,63 @@ def concat(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     dims = [
         sum(one[1:], one[0]) if axis in axes else one[0] for axis, one in enumerate(zip(*shapes))
     ]
+    made = _joined(planner, op, values[:-1], axes[0], dims)
+    if made is not None:
+        return made, "spread"
     return Signature([labels] * len(shapes) + [()], [labels], dims=[dims])
+
+
+def _joined(
+    planner: Any, op: tf.Operation, values: Sequence[Value], axis: int, dims: Sequence[Any]
+) -> list[Value] | None:
+    """Tensors of rows, one after the other, of which each device has its rows."""
+    units = [planner.unit_of((value.dims or ())[axis]) for value in values]
+    rows = units[0].rows if units[0] is not None else None
+    are_sliced = any(value.is_sliced and value.layout.axis == axis for value in values)
+    if planner.way != ALL_DEVICES or planner.is_joined or not are_sliced:
+        return None
+    if any(one is None or one.rows != rows for one in units):
+        return None
+    forms: list[Any] = []
+    times: list[Any] = []
+    for value, unit in zip(values, units):
+        is_own = isinstance(value.layout, Joined) and value.layout.axis == axis
+        if not (is_own or value.axis == axis or value.is_free):
+            return None
+        forms.append(value.layout if is_own else Split(axis))
+        times += value.layout.times if is_own else [unit.times]
+
+    def emit(local: Any, *parts: Any) -> list[Any]:
+        return [tf.concat(parts, axis)]
+
+    items = [planner.get(value, form) for value, form in zip(values, forms)]
+    (item,) = planner.add(emit, items, EACH, [values[0].dtype], name=op.name)
+    return [planner.value(values[0].dtype, tuple(dims), Joined(axis, rows, tuple(times)), item)]
+
+
+def _piece(planner: Any, value: Value, axis: int, first: Any, size: Any) -> Value | None:
+    """Some of the tensors that were joined, if they begin and end so."""
+    layout, dtype = value.layout, value.dtype
+    if not isinstance(layout, Joined) or layout.axis != axis:
+        return None
+    ends = [layout.rows * sum(layout.times[:count]) for count in range(len(layout.times) + 1)]
+    if first not in ends or size is None or first + size not in ends:
+        return None
+    begin, end = ends.index(first), ends.index(first + size)
+    before, own = layout.times[:begin], layout.times[begin:end]
+
+    def emit(local: Any, part: Any) -> list[Any]:
+        sizes = [
+            sum(s for _, s in local.extents(Joined(axis, layout.rows, one)))
+            for one in (before, own)
+        ]
+        return [tf.split(part, tf.stack([*sizes, -1]), axis, num=3)[1]]
+
+    (item,) = planner.add(emit, [planner.get(value, layout)], EACH, [dtype], name="piece")
+    form = Split(axis) if len(own) == 1 else Joined(axis, layout.rows, own)
+    dims = list(value.dims or ())
+    dims[axis] = size
+    return planner.value(dtype, tuple(dims), form, item)
 
 
 @rule("Pack")
@@ -65,9 +123,13 @@ def split(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     labels = [None if a in axes else a for a in range(rank)]
     inputs = [(), labels] if op.type == "Split" else [labels, (None,), ()]
+    sizes = _sizes_of_cut(op, (x.dims or ())[axes[0]], values[1].const)
+    begins = [None if None in sizes else sum(sizes[:n], 0) for n in range(len(sizes))]
+    pieces = [_piece(planner, x, axes[0], *one) for one in zip(begins, sizes)]
+    if None not in pieces:
+        return pieces, "spread"
     dims = [
-        tuple(size if a == axes[0] else dim for a, dim in enumerate(x.dims or ()))
-        for size in _sizes_of_cut(op, (x.dims or ())[axes[0]], values[1].const)
+        tuple(size if a == axes[0] else dim for a, dim in enumerate(x.dims or ())) for size in sizes
     ]
     return Signature(inputs, [labels] * len(op.outputs), dims=dims)
 
@@ -127,6 +189,13 @@ def slice_(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         )
     is_full = [b == 0 and (s == -1 or s == d) for b, s, d in zip(begins, sizes, shape)]
     labels = tuple(axis if full else None for axis, full in enumerate(is_full))
+    cut_axes = [axis for axis, full in enumerate(is_full) if not full]
+    if len(cut_axes) == 1:
+        (axis,) = cut_axes
+        size = shape[axis] - begins[axis] if sizes[axis] == -1 else sizes[axis]
+        found = _piece(planner, values[0], axis, begins[axis], size)
+        if found is not None:
+            return [found], "spread"
     dims = tuple(
         d if full else d - b if s == -1 else s
         for full, d, b, s in zip(is_full, shape, begins, sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
     WHOLE,
     Copied,
+    Joined,
     Layout,
     Split,
     Value,
@@ -48,14 +50,14 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         write = create_compiled if local.is_compiled else create
         return write(op.type, [local.shape(dims, tf.int32), *rest], attributes, op.name)
 
-    def own(local: Any, key: Any, counter: Any, *rest: Any) -> list[Any]:
+    def entries(local: Any, first: Any, size: Any, key: Any, counter: Any, *rest: Any) -> Any:
+        others = dims[1:]
         if local.is_compiled:
             (drawn,) = whole(local, key, counter, *rest)
-            begins = [local.first_entry(unit), *[0] * (len(dims) - 1)]
-            sizes = [local.entries(unit), *[-1] * (len(dims) - 1)]
-            return [tf.slice(drawn, tf.stack(begins), tf.stack(sizes))]
-        row = local.dim(product(dims[1:]))
-        begin, count = local.first_entry(unit) * row, local.entries(unit) * row
+            begins, sizes = [first, *[0] * len(others)], [size, *[-1] * len(others)]
+            return tf.slice(drawn, tf.stack(begins), tf.stack(sizes))
+        row, shape = local.dim(product(others)), tf.stack([size, *map(local.dim, others)])
+        begin, count = first * row, size * row
         skipped, total = begin, local.dim(product(dims))
         if op.type in _BY_COUNTER and dtype in _PER_COUNT:
             per = _PER_COUNT[dtype]
@@ -63,14 +65,20 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
             skipped, total = begin % per, begin % per + count
         given = [tf.reshape(total, [1]), key, counter, *rest]
         (flat,) = create(op.type, given, attributes, op.name)
-        shape = local.shape(dims, tf.int32, Split(0))
-        return [tf.reshape(tf.slice(flat, [skipped], [count]), shape)]
+        return tf.reshape(tf.slice(flat, [skipped], [count]), shape)
+
+    def own(layout: Layout, local: Any, *given: Any) -> list[Any]:
+        extents = [(local.first_entry(unit), local.entries(unit))]
+        extents = local.extents(layout) if isinstance(layout, Joined) else extents
+        made = [entries(local, *one, *given) for one in extents]
+        return [tf.concat(made, 0) if len(made) > 1 else made[0]]
 
     def make(layout: Layout) -> Item | None:
+        emit: Any
         if isinstance(layout, (Whole, Copied)):
             emit, place = whole, 0 if isinstance(layout, Whole) else EACH
-        elif layout == Split(0) and unit is not None:
-            emit, place = own, EACH
+        elif isinstance(layout, (Split, Joined)) and layout.axis == 0 and unit is not None:
+            emit, place = functools.partial(own, layout), EACH
         else:
             return None
         inputs = [planner.get(value, COPIED if place == EACH else WHOLE) for value in values[1:]]

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
-from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Split, Value
+from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Joined, Split, Value
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
 
 Rule = Callable[..., Any]
@@ -19,14 +19,25 @@ RULES: dict[str, Rule] = {}
 """{type of operation: rule}."""
 
 
+# Rooms of rules that say which axes belong together. Others look for slices of rows in order.
+_BY_AXES = (
+    *("contractions", "diagonals", "elementwise", "gathers", "matrices", "parts", "random"),
+    *("reductions", "rows", "shapes"),
+)
+
+
 def rule(*types: str, needs_ranks: bool = True) -> Callable[[Rule], Rule]:
     """Enters a rule for types; without the ranks of all inputs it says nothing."""
 
     def enter(function: Rule) -> Rule:
+        is_by_axes = function.__module__.endswith(_BY_AXES)
+
         @functools.wraps(function)
         def checked(planner: Any, op: Any, values: Any) -> Any:
             if needs_ranks and any(value.dims is None for value in values):
                 return None
+            for value in () if is_by_axes else values:
+                planner.cut_anew(value)
             return function(planner, op, values)
 
         for one in types:
@@ -90,8 +101,11 @@ def join(planner: Any, *places: tuple[Value, int]) -> None:
     for value, axis in places:
         if not value.dims or value.dims[axis] == size or not _is_unknown(value.dims[axis]):
             continue
-        if (value.is_free or value.axis == axis) and not (
-            _is_even(planner, size) and _is_even(planner, value.dims[axis])
+        is_split = getattr(value.layout, "axis", None) == axis and value.is_sliced
+        if (value.is_free or is_split) and not (
+            not isinstance(value.layout, Joined)
+            and _is_even(planner, size)
+            and _is_even(planner, value.dims[axis])
         ):
             value.forms, value.make = {WHOLE: planner.get(value, WHOLE)}, None
             value.layout = WHOLE
