@@ -106,7 +106,7 @@ class Case:
 
         def joined(*rows):
             half = len(rows) // 2
-            return step(*[tf.concat([a, b, a], 0) for a, b in zip(rows[:half], rows[half:])])
+            return step(*map(_joined, rows[:half], rows[half:]))
 
         return joined
 
@@ -164,6 +164,12 @@ def _drawn(rows):
     if rows.dtype.is_floating:
         return tf.random.stateless_uniform(sizes, [3, 4], dtype=rows.dtype)
     return tf.cast(tf.ones(sizes, tf.int32), rows.dtype)
+
+
+def _joined(rows, others):
+    """Rows, and behind them twice as many."""
+    twice = tf.reshape(tf.stack([others, rows], 1), [-1, *rows.shape[1:]])
+    return tf.concat([rows, twice], 0)
 
 
 def _moved(rows, shape):

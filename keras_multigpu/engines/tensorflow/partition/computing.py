@@ -168,7 +168,7 @@ class Operations(Forms):
         """Computes an operation whole; what has a row for each of the batch's is split again."""
         shaped = signature.shapes if signature is not None else ()
         given = [value for number, value in enumerate(values) if number not in shaped]
-        is_gathered = any(value.is_sliced for value in given)
+        is_gathered = any(value.rows_axis is not None for value in given)
         items = self.whole(op, values, signature)
         made = []
         for number, (tensor, item) in enumerate(zip(op.outputs, items)):

@@ -188,9 +188,9 @@ class Value:
         return isinstance(self.layout, (Split, Joined, Partial))
 
     @property
-    def is_sliced(self) -> bool:
-        """Whether the devices have rows of it."""
-        return isinstance(self.layout, (Split, Joined))
+    def rows_axis(self) -> int | None:
+        """The axis of which the devices have rows, in whatever order."""
+        return self.layout.axis if isinstance(self.layout, (Split, Joined)) else None
 
     @property
     def is_free(self) -> bool:

@@ -29,7 +29,7 @@ def sharded_label(
     The best are the `homes`: see `homes_of`.
     """
     given = {*range(len(values))} - {*signature.shapes, *signature.constants}
-    if any(values[number].is_sliced for number in given):
+    if any(values[number].rows_axis is not None for number in given):
         return None  # rows are split
     shards = {number: shard_of(values[number]) for number in given}
     made = sum(map(elements_of, dims))

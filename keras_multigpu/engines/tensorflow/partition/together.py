@@ -18,7 +18,7 @@ from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.partition.crossings import combine
 from keras_multigpu.engines.tensorflow.partition.emission import write
-from keras_multigpu.engines.tensorflow.partition.layouts import Owned, Sharded, Split
+from keras_multigpu.engines.tensorflow.partition.layouts import Joined, Owned, Sharded, Split
 from keras_multigpu.engines.tensorflow.partition.listing import listing_of
 from keras_multigpu.engines.tensorflow.partition.local import Devices, Local, even
 from keras_multigpu.engines.tensorflow.partition.program import Program
@@ -53,7 +53,7 @@ class JoinedDevices(Devices):
             for part, (own, begin, place) in enumerate(zip(rows, begins, peers.own))
         ]
 
-    def complete(self, parts: Sequence[Any], layout: Split | Sharded | Owned) -> list[Any]:
+    def complete(self, parts: Sequence[Any], layout: Split | Joined | Sharded | Owned) -> list[Any]:
         if isinstance(layout, Sharded):  # they are here
             return super().complete(parts, layout)
         axis = layout.axis
@@ -87,7 +87,7 @@ class JoinedDevices(Devices):
         every = self._peers.of_processes([*flat, *map(tf.shape, tensors)])
         return [list(map(tf.reshape, one[: len(flat)], one[len(flat) :])) for one in every]
 
-    def cut(self, whole: Any, layout: Split | Sharded, dim: Any) -> list[Any]:
+    def cut(self, whole: Any, layout: Split | Joined | Sharded, dim: Any) -> list[Any]:
         """The slices of a whole tensor for this process's devices."""
         if isinstance(layout, Sharded):  # they have all of them
             return super().cut(whole, layout, dim)

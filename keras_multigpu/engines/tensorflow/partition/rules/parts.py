@@ -41,7 +41,7 @@ def _joined(
     """Tensors of rows, one after the other, of which each device has its rows."""
     units = [planner.unit_of((value.dims or ())[axis]) for value in values]
     rows = units[0].rows if units[0] is not None else None
-    are_sliced = any(value.is_sliced and value.layout.axis == axis for value in values)
+    are_sliced = any(value.rows_axis == axis for value in values)
     if planner.way != ALL_DEVICES or planner.is_joined or not are_sliced:
         return None
     if any(one is None or one.rows != rows for one in units):
@@ -49,11 +49,14 @@ def _joined(
     forms: list[Any] = []
     times: list[Any] = []
     for value, unit in zip(values, units):
-        is_own = isinstance(value.layout, Joined) and value.layout.axis == axis
-        if not (is_own or value.axis == axis or value.is_free):
+        if isinstance(value.layout, Joined) and value.layout.axis == axis:
+            forms.append(value.layout)
+            times += value.layout.times
+        elif value.axis == axis or value.is_free:
+            forms.append(Split(axis))
+            times.append(unit.times)
+        else:
             return None
-        forms.append(value.layout if is_own else Split(axis))
-        times += value.layout.times if is_own else [unit.times]
 
     def emit(local: Any, *parts: Any) -> list[Any]:
         return [tf.concat(parts, axis)]

@@ -101,12 +101,9 @@ def join(planner: Any, *places: tuple[Value, int]) -> None:
     for value, axis in places:
         if not value.dims or value.dims[axis] == size or not _is_unknown(value.dims[axis]):
             continue
-        is_split = getattr(value.layout, "axis", None) == axis and value.is_sliced
-        if (value.is_free or is_split) and not (
-            not isinstance(value.layout, Joined)
-            and _is_even(planner, size)
-            and _is_even(planner, value.dims[axis])
-        ):
+        are_even = _is_even(planner, size) and _is_even(planner, value.dims[axis])
+        is_other = not are_even or isinstance(value.layout, Joined)
+        if (value.is_free or value.rows_axis == axis) and is_other:
             value.forms, value.make = {WHOLE: planner.get(value, WHOLE)}, None
             value.layout = WHOLE
         value.dims = (*value.dims[:axis], size, *value.dims[axis:][1:])
