@@ -158,6 +158,11 @@ class DataRunner(PlacingRunner):
         added up where they are.
         """
 
+    @classmethod
+    def why_whole(cls, template: keras.Model, count: int) -> str:
+        """Why each of `count` devices keeps large weights whole with `shard`; `""` if none does."""
+        return ""
+
     partitions_steps: bool = False
     """Whether a whole step is spread, so that calls of parts of the model need no scope."""
 

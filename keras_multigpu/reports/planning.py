@@ -121,7 +121,8 @@ def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], li
             runner.check(request)
             shard = _shard_of(name, *runner.fullest(model, count, name))
             if min(shard.weights, shard.slots) == 1.0:
-                notes.append(f"shard={name!r} is left out: no weight is large enough to be cut.")
+                why = runner.why_whole(model, count) or "No weight is large enough to be cut."
+                notes.append(f"shard={name!r} is left out: {why}")
             elif all(dataclasses.replace(one, name=name) != shard for one in found):
                 found.append(shard)
         except ValueError as error:

@@ -18,7 +18,7 @@ from keras_multigpu.reports.forms import read_bytes
 from keras_multigpu.reports.loads import find_load
 from keras_multigpu.reports.models import traced_anew
 from keras_multigpu.reports.plan_report import Choice, PlanReport
-from keras_multigpu.reports.planning import SHARDS
+from keras_multigpu.reports.planning import SHARDS, _find_shards
 from keras_multigpu.reports.prediction import Load, Traffic, predict
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.timing import renew_optimizer
@@ -99,6 +99,24 @@ def test_only_options_that_the_backend_takes(model, roomy):
     found = {one.shard for one in roomy.choices}
     # On TensorFlow both are the same.
     assert found == {None, *SHARDS} if ON_JAX else {None, "weights"}
+
+
+@pytest.mark.parametrize(
+    ("width", "count", "why"),
+    [
+        (512, 3, r"`shard` spreads .* devices, 3, divides\. .*/kernel \(512, 512\)\. Choose"),
+        (16, 4, r"No weight is large enough to be cut\."),
+    ],
+)
+def test_why_nothing_is_cut(width, count, why):
+    """In the words of `make_parallel`."""
+    model = keras.Sequential([keras.Input((width,)), layers.Dense(width)])
+    shards, notes = _find_shards(model, count)
+    if width == 512 and not ON_JAX:  # TensorFlow cuts it
+        assert len(shards) > 1
+        return
+    assert shards == [None]
+    assert re.match(rf"shard='weights' is left out: {why}", notes[0]), notes
 
 
 def test_estimates_of_weights_in_parts_are_near_the_counts():

@@ -26,7 +26,12 @@ from keras_multigpu.engines.jax.spreading import is_changed, spread_function
 from keras_multigpu.engines.jax.state.parted import make_whole
 from keras_multigpu.engines.jax.state.shards import WideLayers, spread_ids
 from keras_multigpu.engines.jax.state.slots import prepare
-from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share, tables_by_rows
+from keras_multigpu.engines.jax.state.state_shards import (
+    StateShards,
+    kept_share,
+    tables_by_rows,
+    why_whole,
+)
 from keras_multigpu.engines.jax.threads import in_fresh_thread
 from keras_multigpu.engines.runners import DataRunner
 from keras_multigpu.engines.shared import split_tensors, value_of
@@ -170,9 +175,13 @@ class RowsRunner(JaxRunner, DataRunner):
             return 1.0, share, ()
         return share, share, tables_by_rows(template.weights, count)
 
+    @classmethod
+    def why_whole(cls, template: keras.Model, count: int) -> str:
+        return why_whole(template.variables, count)
+
     def lay_out(self) -> None:
-        if self._parts is not None:
-            self._parts.warn_of_whole(self._template.variables)
+        if self._parts is not None and (why := self.why_whole(self._template, len(self._devices))):
+            warnings.warn(why, stacklevel=2)
         in_fresh_thread(lambda: self.spread(None))
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:

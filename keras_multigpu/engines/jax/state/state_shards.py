@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -137,27 +136,6 @@ class StateShards:
         others = [*metrics_variables(template), *getattr(optimizer, "variables", ())]
         release(others, self._mesh)
 
-    def warn_of_whole(self, variables: Iterable[keras.Variable]) -> None:
-        """Names large variables of which a device keeps more than its part; all, if much is lost.
-
-        Warns:
-            UserWarning: if there are any.
-        """
-        count = self._mesh.size
-        worth = [one for one in variables if math.prod(one.shape) >= _LEAST]
-        uneven = [one for one in worth if self.share(one.shape)[0] * count > math.prod(one.shape)]
-        kept = sum(self.share(one.shape)[0] for one in worth)
-        if kept * count < (1 + _LOST * (count - 1)) * sum(math.prod(one.shape) for one in worth):
-            uneven = [one for one in uneven if math.prod(one.shape) >= _LARGE]
-        if uneven:
-            named = ", ".join(f"{one.path} {tuple(one.shape)}" for one in uneven)
-            warnings.warn(
-                f"`shard` spreads a weight along axes that the number of devices, {count}, "
-                f"divides. Each device keeps more than its part of: {named}. Choose "
-                "lengths that it divides (a larger vocabulary, say), or another number of devices.",
-                stacklevel=2,
-            )
-
     def _whole_of(self, value: Tensor) -> Tensor:
         with jax.named_scope(GATHERED):
             return _constrain(value, self._whole)
@@ -186,12 +164,38 @@ class StateShards:
 def kept_share(shapes: Sequence[Sequence[int]], count: int) -> float:
     """The share of variables of some shapes that each of `count` devices keeps."""
     factors = prime_factors(count)
-    kept = whole = 0
-    for shape in shapes:
-        used = [number for parts in _divide(shape, factors).values() for number in parts]
-        whole += math.prod(shape)
-        kept += math.prod(shape) // math.prod(factors[number] for number in used)
-    return kept / max(1, whole)
+    kept = sum(_kept(shape, factors) for shape in shapes)
+    return kept / max(1, sum(map(math.prod, shapes)))
+
+
+def _kept(shape: Sequence[int], factors: Sequence[int]) -> int:
+    """How many elements of a variable each device keeps."""
+    used = [number for parts in _divide(shape, factors).values() for number in parts]
+    return math.prod(shape) // math.prod(factors[number] for number in used)
+
+
+def why_whole(variables: Iterable[keras.Variable], count: int) -> str:
+    """Names large variables of which a device keeps more than its part; all, if much is lost.
+
+    Returns `""` if there are none.
+    """
+    factors = prime_factors(count)
+    worth = [one for one in variables if math.prod(one.shape) >= _LEAST]
+    kept = [_kept(one.shape, factors) for one in worth]
+    whole = [math.prod(one.shape) for one in worth]
+    least = _LARGE if sum(kept) * count < (1 + _LOST * (count - 1)) * sum(whole) else _LEAST
+    uneven = [
+        f"{one.path} {tuple(one.shape)}"
+        for one, own, all_ in zip(worth, kept, whole)
+        if own * count > all_ >= least
+    ]
+    if not uneven:
+        return ""
+    return (
+        f"`shard` spreads a weight along axes that the number of devices, {count}, divides. Each "
+        f"device keeps more than its part of: {', '.join(uneven)}. Choose lengths that it divides "
+        "(a larger vocabulary, say), or another number of devices."
+    )
 
 
 def tables_by_rows(weights: Iterable[keras.Variable], count: int) -> list[keras.Variable]:
