@@ -6,13 +6,12 @@ import functools
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_multigpu import engines
-from keras_multigpu.arguments import as_integer, positive_integer
+from keras_multigpu.arguments import positive_integer
+from keras_multigpu.meant import as_number, find_cure, name_of
 
 _HINT = "Give the number of devices, 1 or more; 1 runs the same way on one device."
 
@@ -205,10 +204,11 @@ def warn_of_apart() -> None:
 def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...]:
     is_list = isinstance(devices, Sequence) and name_of(devices) is None
     names = [name_of(one) for one in devices] if is_list else [None]
+    cure = find_cure("devices", devices, choose_devices(None, None))
     if None in names:
         raise TypeError(
             '`devices` must be a list of device names such as "gpu:0", as `list_devices()` gives '
-            f"them. Received: devices={devices!r}.{_find_cure(devices)}"
+            f"them. Received: devices={devices!r}.{cure}"
         )
     if not names:
         raise ValueError(
@@ -221,7 +221,8 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
         raise ValueError(
             f"`devices` must name devices of this process, or of machines that it is connected to: "
             f"{', '.join(list_devices())}. "
-            f"Received: devices={list(devices)!r}, of which {unknown!r} are unknown.{_why(unknown)}"
+            f"Received: devices={list(devices)!r}, of which {unknown!r} are unknown."
+            f"{_why(unknown) or (cure if all(one.isdecimal() for one in unknown) else '')}"
         )
     chosen = tuple(device for device in found if device is not None)
     if len(set(chosen)) < len(chosen):
@@ -243,43 +244,12 @@ def _why(unknown: Sequence[str]) -> str:
     return f" No GPU is here: {'; '.join(explain_no_gpus())}."
 
 
-def name_of(device: Any) -> str | None:
-    """The name of a device, or `None`; the backend's own objects for devices have one too."""
-    return device if isinstance(device, str) else engines.current().name_of(device)
-
-
-def _find_cure(devices: Any) -> str:
-    """What to write for the devices that were meant; `""` if that can't be told."""
-    if as_integer(devices):
-        return f" Write `n_gpus={devices}`."
-    if devices == "all":
-        return " Leave `devices` out to use all."
-    if isinstance(devices, str) and "," in devices:
-        devices = [one.strip() for one in devices.split(",")]
-    mesh = getattr(devices, "mesh", devices)  # of a sharding
-    devices = list(np.ravel(mesh.devices)) if hasattr(mesh, "devices") else devices
-    is_one = isinstance(devices, (str, Mapping)) or name_of(devices) is not None
-    if isinstance(devices, Iterable) and not is_one:
-        devices = list(devices)
-    is_list = isinstance(devices, Sequence) and name_of(devices) is None
-    kind = choose_devices(None, None)[0].partition(":")[0]
-    names = [
-        name_of(one) if as_integer(one) is None else f"{kind}:{as_integer(one)}"
-        for one in (devices if is_list else [devices])
-    ]
-    return "" if None in names or not names else f" Write `devices={names}`."
-
-
 def _find_meant(n_gpus: Any) -> str:
     """What to write for what is no number of devices; `""` if that can't be told."""
     if isinstance(n_gpus, Mapping):
         return "Write `make_parallel(model, **plan.best)`."
-    text = n_gpus if isinstance(n_gpus, str) else ""
-    if text.isdigit() or (isinstance(n_gpus, float) and n_gpus.is_integer()):
-        return f"Write `n_gpus={int(n_gpus)}`." if int(n_gpus) > 0 else ""
-    if text and engines.current().find_device(text) is None:
-        return f"Name devices in a list: `devices=[{text!r}]`." if ":" in text else ""
-    return "" if isinstance(n_gpus, (bool, int)) else _find_cure(n_gpus).strip()
+    is_no_number = isinstance(n_gpus, int) or as_number(n_gpus) == 0
+    return "" if is_no_number else find_cure("n_gpus", n_gpus, choose_devices(None, None)).strip()
 
 
 def _too_many(n_gpus: int, gpus: int, cpus: int) -> str:

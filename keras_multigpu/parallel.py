@@ -13,6 +13,7 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, did_you_mean
 from keras_multigpu.devices import choose_devices, warn_of_apart, warn_of_one_cpu
+from keras_multigpu.meant import find_cure
 from keras_multigpu.modes import (
     DataParallel,
     ModelParallel,
@@ -264,8 +265,8 @@ def _find_cure(name: str, value: Any, known: list[str]) -> str:
     owner = next((mode for mode in MODES if name in options_of(mode)), None)
     if owner:
         return f" It is an option of mode={owner!r}."
-    if "gpu" in name.lower() or name in ("num_devices", "n_devices"):
-        argument = "devices" if isinstance(value, (list, tuple)) else "n_gpus"
-        return f" Write `{argument}={value!r}`."
-    alike = difflib.get_close_matches(name, [*known, "n_gpus", "devices"], 1)
+    is_number = ("gpu" in name.lower() or "device" in name.lower()) and "model" not in name.lower()
+    if is_number:
+        return find_cure(name, value, choose_devices(None, None)) or " Did you mean `n_gpus`?"
+    alike = difflib.get_close_matches(name, known, 1, 0.7)
     return f" Did you mean `{alike[0]}`?" if alike else ""

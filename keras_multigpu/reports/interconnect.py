@@ -14,7 +14,8 @@ import numpy as np
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import did_you_mean, positive_integer, quantity
-from keras_multigpu.devices import choose_devices, list_devices, name_of
+from keras_multigpu.devices import choose_devices, list_devices
+from keras_multigpu.meant import name_of
 
 _SMALL, _LARGE = 4 * 2**10, 64 * 2**20  # bytes
 _TURNS = 20  # there and back

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import pathlib
+import re
 
 import keras
 import numpy as np
@@ -149,6 +150,8 @@ def test_options_that_are_nearly_right():
         ("model", {"loss_of": "mix"}, "It is an option of mode='tower'."),
         ("tower", {"mixx": "mean"}, "Did you mean `mix`?"),
         ("data", {"toast": 1}, "Received: toast=1."),
+        ("data", {"dtype": "bfloat16"}, "Received: dtype='bfloat16'."),
+        ("data", {"gpus": "all"}, "Leave `gpus` out to use all."),
     ]:
         with pytest.raises(TypeError) as error:
             make_parallel(_model(), mode=mode, **option)
@@ -193,7 +196,7 @@ def test_what_only_data_mode_has():
         make_parallel(_model(), 2, "tower").explain()
     with pytest.raises(AttributeError, match="`placement` tells .* in mode 'tower'. Read"):
         make_parallel(_model(), 2, "tower").placement  # noqa: B018
-    with pytest.raises(ValueError, match=r"in a list: `devices=\['gpu:0'\]`"):
+    with pytest.raises(ValueError, match=r"Write `devices=\['gpu:0'\]`"):
         make_parallel(_model(), "gpu:0")
 
 
@@ -219,6 +222,9 @@ def test_what_only_towers_have():
             r"names such as \"gpu:0\".*\[0, 1\]. Write `devices=\['cpu:0', 'cpu:1'\]`",
         ),
         (2, TypeError, "devices=2. Write `n_gpus=2`"),
+        ("all", TypeError, "Leave `devices` out to use all"),
+        ("cpu", TypeError, "devices='cpu'.$"),
+        ([0, 7], TypeError, r"devices=\[0, 7\].$"),
         (["cpu:0", None], TypeError, r"devices=\['cpu:0', None\].$"),
         (["cpu:9"], ValueError, r"cpu:0, cpu:1, cpu:2, cpu:3. Received.*\['cpu:9'\] are unknown"),
         (["gpu:0"], ValueError, r"\['gpu:0'\] are unknown"),
@@ -252,7 +258,33 @@ def test_what_was_meant_by_a_wrong_number_of_devices(n_gpus, cure):
     assert str(error.value).endswith(f" Write {cure}.")
 
 
-@pytest.mark.parametrize("n_gpus", [[], "all", 0, "0", True, None.__class__])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({name: [0, 1]} for name in ("gpus", "num_gpus", "device_ids", "devices", "n_gpus")),
+        *({name: "0, 1"} for name in ("gpus", "devices", "n_gpus")),
+        *({name: "2"} for name in ("gpus", "num_gpus", "devices", "n_gpus")),
+        *({name: 2} for name in ("gpu", "device_count", "n_devices", "devices")),
+        *({name: 2.0} for name in ("gpus", "devices", "n_gpus")),
+        *({name: zero} for name in ("gpu", "device", "devices") for zero in (0, "0")),
+        {"devices": ["0", "1"]},
+        {"devices": "cpu:1"},
+    ],
+    ids=str,
+)
+def test_cures_are_accepted(given):
+    with pytest.raises((TypeError, ValueError)) as error:
+        make_parallel(_model(), **given)
+    cure = re.search("Write `(.*)`.$", str(error.value))[1]
+    assert eval(f"make_parallel(_model(), {cure})").devices
+
+
+def test_all_devices_by_a_word():
+    with pytest.raises(ValueError, match="n_gpus='all' .*Leave `n_gpus` out to use all"):
+        make_parallel(_model(), "all")
+
+
+@pytest.mark.parametrize("n_gpus", [[], "two", 0, "0", True, None.__class__])
 def test_what_can_mean_no_devices(n_gpus):
     with pytest.raises(ValueError, match="Give the number of devices, 1 or more; 1 runs the same"):
         make_parallel(_model(), n_gpus)
