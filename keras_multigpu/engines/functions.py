@@ -44,10 +44,7 @@ def have_rows(
             keras.tree.flatten((args, kwargs)),
             "All tensors that a step takes must have the same number of rows, the length of their "
             "first axis, or `rows` must name those that have",
-            lambda: (
-                "Name the arguments that are cut by rows, by number or name: "
-                f"`parallel.function(step, rows={_longest(args, kwargs)!r})`, say."
-            ),
+            lambda: _name_rows(_alike(args, kwargs)),
         )
         return keras.tree.map_structure(lambda _: True, (args, kwargs))
     names, known, text = _names(step, len(args), kwargs)
@@ -79,15 +76,24 @@ def have_rows(
     return marks
 
 
-def _longest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | str, ...]:
-    """The arguments with the longest first axes, which are the batch's, it may be."""
+def _name_rows(rows: Sequence[int | str]) -> str:
+    """How to name the arguments with rows, which may be these."""
+    text = "Name the arguments that are cut by rows, by number or name"
+    if not rows:
+        return f"Give the batch's tensors as separate arguments. {text}, in `rows`."
+    return f"{text}: `parallel.function(step, rows={tuple(rows)!r})`, say."
+
+
+def _alike(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int | str]:
+    """The most arguments with one first axis, the longest if as many have others."""
     slots: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
-    sizes = {
-        slot: {one.shape[0] for one in keras.tree.flatten(value) if getattr(one, "shape", ())}
-        for slot, value in slots
-    }
-    most = max(size for own in sizes.values() for size in own if size is not None)
-    return tuple(slot for slot, own in sizes.items() if own == {most})
+    found: dict[int, list[int | str]] = {}
+    for slot, value in slots:
+        shapes = [getattr(one, "shape", ()) for one in keras.tree.flatten(value)]
+        sizes = {shape[0] for shape in shapes if shape} - {None}
+        if len(sizes) == 1:
+            found.setdefault(sizes.pop(), []).append(slot)
+    return max(found.items(), key=lambda one: (len(one[1]), one[0]), default=(0, []))[1]
 
 
 def _check_rows(leaves: Sequence[Any], expected: str, cure: Callable[[], str]) -> None:

@@ -1,6 +1,7 @@
 """A user's own training step on all devices."""
 
 import inspect
+import re
 
 import keras
 import numpy as np
@@ -186,6 +187,25 @@ def test_different_first_axes_are_refused(rng):
     step = make_parallel(mlp(), 2).function(lambda x, y: x)
     with pytest.raises(ValueError, match=r"Received: first axes of 3, 5\..*rows=\(0,\)"):
         step(np.zeros((5, 2)), np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows"),
+    [
+        (([6, 64], 40, 40), (1, 2)),  # weights, and a batch
+        ((64, 40, 40), (1, 2)),
+        (([40, 40], [64, 6]), (0,)),
+        (([6, 64], [40, 64]), None),
+    ],
+    ids=str,
+)
+def test_rows_that_are_proposed_are_accepted(lengths, rows):
+    args = keras.tree.map_structure(lambda length: np.zeros((length, 2)), lengths)
+    cure = f"function(step, rows={rows})`, say" if rows else "as separate arguments. Name the"
+    with pytest.raises(ValueError, match=re.escape(cure)):
+        have_rows(lambda *args: args, None, args, {})
+    if rows:
+        have_rows(lambda a, b, c=None: a, rows, args, {})
 
 
 def test_rows_that_name_no_argument_are_refused(rng):
