@@ -250,9 +250,12 @@ def _find_undivided(
     for run in runs:
         rows, slices = run.batch_size or size or 0, run.devices // together
         if rows and not divides(devices[: run.devices], rows, together):
+            why = f"{run.devices} devices don't divide batches of {rows} rows, so that each"
+            if not rows % slices:
+                why = f"On processors each device of {run.devices}, with one row of {rows},"
             notes.append(
-                f"{run.devices} devices don't divide batches of {rows} rows, so that each computes "
-                f"all of them. Give a multiple of {slices} rows, two or more for each device."
+                f"{why} computes all of them. Give a multiple of {slices} rows, two or more for "
+                "each device."
             )
         elif 0 < rows < slices:
             notes.append(

@@ -255,6 +255,16 @@ def test_batches_that_a_compiler_does_not_divide(data):
     assert "don't divide" not in str(groups)
 
 
+def test_one_row_for_each_device(data):
+    few = tuple(one[:8] for one in data)
+    report = str(reports.scaling(small(), few, (2,), batch_size=2, repeats=1, verbose=0))
+    assert "don't divide" not in report
+    told = (
+        "each device of 2, with one row of 2, computes all of them. Give a multiple of 2 rows, two"
+    )
+    assert (told in report) == ON_JAX
+
+
 def test_a_misspelt_argument(data):
     with pytest.raises(TypeError, match="no argument 'batch'. Received: batch=16. Did you mean `b"):
         reports.scaling(small(), data, batch=16)
