@@ -48,6 +48,9 @@ class ParallelModel(SteppedModel):
         template: the model that was made parallel.
         devices: the names of the devices in use.
         mode: the name of the mode.
+
+    The mode's options are attributes, too (`parallel.shard`), unless the template has attributes of
+    these names.
     """
 
     _parallel_names: tuple[str, ...] = ()  # the mode's public attributes beside those of all modes
@@ -81,7 +84,7 @@ class ParallelModel(SteppedModel):
         mode = self.mode if name == "n_gpus" else mode
         # A user's own class may have an attribute of that name.
         is_kerass = mode and type(self.template).__module__.partition(".")[0] == "keras"
-        if is_kerass and not hasattr(type(self), name) and not hasattr(self, name):
+        if is_kerass and not hasattr(type(self), name) and name not in vars(self):
             raise AttributeError(
                 f"`{name}` is chosen when a model is made parallel. Received: {name}={value!r}, "
                 f"set on {self.name!r}. Write `make_parallel(model.template, mode={mode!r}, "
@@ -244,6 +247,8 @@ class ParallelModel(SteppedModel):
         inherited = getattr(super(), "__getattr__", None)  # of the template's class
         if inherited is not None:
             return inherited(name)
+        if name in _OPTIONS[self.mode] and not hasattr(type(self), name):
+            return self._parallel_options[name]
         if name in _OF_TOWERS:
             raise AttributeError(
                 f"`{name}` needs mode 'tower': replicas that see the whole batch. Received: "

@@ -191,6 +191,22 @@ def test_the_name_says_what_is_spread():
     assert "2 replicas, shard='optimizer'>" in repr(make_parallel(_model(), 2, shard="optimizer"))
 
 
+def test_options_are_read_and_not_set():
+    for options in (
+        {"shard": "weights"},
+        {"model_devices": 2},
+        {"mode": "tower", "num_replicas": 4},
+    ):
+        template = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+        parallel = make_parallel(template, 4, **options)
+        for name, value in options.items():
+            assert getattr(parallel, name) == value
+            with pytest.raises(AttributeError, match=f"`{name}` .* when a model is made parallel"):
+                setattr(parallel, name, value)
+    template.shard = "its own"
+    assert make_parallel(template, 2).shard == "its own"
+
+
 def test_what_only_data_mode_has():
     with pytest.raises(AttributeError, match="`explain` tells .* in mode 'tower'. Read"):
         make_parallel(_model(), 2, "tower").explain()
