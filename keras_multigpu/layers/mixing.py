@@ -177,9 +177,12 @@ def get_mix(mix: Any) -> keras.Layer:
     if isinstance(mix, keras.Layer):
         return mix
     is_numpys = getattr(mix, "__module__", None) == "numpy"
-    if callable(mix) and not isinstance(mix, type) and not is_numpys and mix is not mean_mix:
-        return MixLambda(mix)
     cure = "Choose one of these."
+    if callable(mix) and not isinstance(mix, type) and not is_numpys and mix is not mean_mix:
+        try:
+            return MixLambda(mix)
+        except TypeError:  # Keras reads its arguments
+            cure = "Its arguments can't be read: wrap it, `mix=lambda outputs: ...`."
     if mix is mean_mix:
         cure = "Give the layer that it makes: `mix=mean_mix()`."
     if is_numpys:

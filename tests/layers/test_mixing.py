@@ -515,6 +515,11 @@ def test_functions_of_numpy():
         get_mix(np.mean)
 
 
+def test_functions_of_unknown_arguments():
+    with pytest.raises(ValueError, match=r"Received: mix=<built-in function max>\. .*wrap it"):
+        get_mix(max)
+
+
 def test_what_does_not_take_a_list():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     for mix in (lambda first, second: first + second, keras.layers.Dense(1)):
