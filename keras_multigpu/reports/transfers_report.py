@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -174,9 +175,12 @@ class TransfersReport(Report):
     def draw(self, figure: Any) -> None:
         """Draws a map of devices by devices for each step; darker cells send more."""
         steps = [step for step in _STEPS if self._transfers(step)]
+        if not steps:
+            self._draw_notes(figure)
+            return
         side = max(4.0, 0.55 * len(self.devices) + 1.5)  # inches: a cell has room for its number
         figure.set_size_inches(2.25 * side, side)
-        for step, axes in zip(steps, np.atleast_1d(figure.subplots(1, max(len(steps), 1)))):
+        for step, axes in zip(steps, np.atleast_1d(figure.subplots(1, len(steps)))):
             names, sums = self.matrix(step)
             axes.imshow(sums, cmap="Blues", vmin=0)
             axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
@@ -186,6 +190,15 @@ class TransfersReport(Report):
                 color = "white" if size > sums.max() / 2 else "black"
                 style = {"ha": "center", "va": "center", "color": color, "fontsize": 8}
                 axes.text(column, row, show_bytes(size) if size else "", **style)
+
+    def _draw_notes(self, figure: Any) -> None:
+        """Writes what was found, where there is nothing to draw."""
+        lines = [line for note in self.notes for line in textwrap.wrap(note, 70)]
+        figure.set_size_inches(6.5, 1 + 0.25 * len(lines))
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.set_title(self.title)
+        axes.text(0.5, 0.5, "\n".join(lines), ha="center", va="center", transform=axes.transAxes)
 
     def _transfers(self, step: str) -> list[Transfer]:
         check_choice("step", step, *_STEPS)

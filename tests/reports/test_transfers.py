@@ -310,3 +310,11 @@ def test_the_numbers_in_the_map_can_be_read(n):
     pairs = itertools.permutations(["host", *names], 2)
     sent = [Transfer(*pair, "gradients", "kernel", 141_000_000) for pair in pairs]
     assert not hidden_texts(reports.TransfersReport(sent, sent, names).plot())
+
+
+@pytest.mark.backend_free
+def test_a_picture_of_nothing_says_so():
+    figure = reports.TransfersReport([], [], ["cpu:0"], notes=["Not compiled."]).plot()
+    (axes,) = figure.axes
+    assert axes.get_title() == "Transfers between devices"
+    assert axes.texts[0].get_text() == "Nothing crosses between devices.\nNot compiled."
