@@ -33,6 +33,9 @@ class Engine(abc.ABC):
     partitions: bool
     """Whether the compiler spreads one program over the devices: for predictions, not for modes."""
 
+    shares_memory: bool
+    """Whether virtual devices of a process share their memory: nothing is copied between them."""
+
     remote: Remote
     """Devices of other machines."""
 

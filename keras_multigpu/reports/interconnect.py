@@ -16,6 +16,7 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import did_you_mean, positive_integer, quantity
 from keras_multigpu.devices import choose_devices, list_devices
 from keras_multigpu.meant import name_of
+from keras_multigpu.reports.forms import are_virtual
 
 _SMALL, _LARGE = 4 * 2**10, 64 * 2**20  # bytes
 _TURNS = 20  # there and back
@@ -119,8 +120,8 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
         repeats: how often to copy each block.
 
     Returns:
-        The link in this direction. Virtual devices on TensorFlow share their memory and copy
-        nothing, so their bandwidth is unlimited, or nearly.
+        The link in this direction. Virtual devices on TensorFlow share their memory, and so
+        copies between them cost nothing.
 
     Raises:
         ValueError: if there are no two such devices, or an argument is no name or no positive
@@ -149,7 +150,10 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
             f"{', '.join(list_devices())}."
         )
     source, target = choose_devices(None, found)
-    engine = engines.current()
+    engine, name = engines.current(), f"{source} to {target}"
+    is_one_host = engine.host_of(source) == engine.host_of(target)
+    if engine.shares_memory and is_one_host and are_virtual([source, target]):
+        return Link(name, math.inf)
     with engine.on_host():
         blocks = [keras.ops.convert_to_tensor(np.ones(n // 4, "float32")) for n in (_SMALL, _LARGE)]
     small, large = (engine.copy(one, source) for one in blocks)
@@ -165,7 +169,7 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
     _, *rounds = [[_time(run) for run in runs] for _ in range(repeats + 1)]
     first, all_turns, shorter, longer = map(statistics.median, zip(*rounds))
     latency = max(all_turns - first, 0.0) / (2 * _TURNS)
-    return fit_link(f"{source} to {target}", _SMALL, latency, _LARGE, latency + longer - shorter)
+    return fit_link(name, _SMALL, latency, _LARGE, latency + longer - shorter)
 
 
 def _time(run: Callable[[], Any]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -88,8 +89,8 @@ class Subject:
 
     @functools.cached_property
     def _used_link(self) -> Link:
-        """The link that the user gave, or that of this machine."""
-        return self.link or default_link()
+        """The link that the user gave, or that of this machine; one device needs none."""
+        return self.link or (default_link() if max(self.n_gpus) > 1 else Link("none", math.inf))
 
     def measure(self, rows: int, fewer: int, here: Mapping[str, Sequence[int]]) -> None:
         """Times steps on `rows` rows and on fewer, on devices that are `here`, if it has to."""
@@ -199,7 +200,7 @@ class Subject:
             "batch size": self.batch_size,
             f"step on one device, {source}": f"{forms.show_seconds(self.step.fixed_s)} + "
             f"{self.batch_size} rows x {1e6 * self.step.row_s:.4g} us",
-            "link": str(self._used_link),
+            "link": max(self.n_gpus) > 1 and str(self._used_link),
             "speed": self.speed != 1 and f"{self.speed:g} times that of the device here",
             "processors": self.processors is not None
             and f"they keep {number} device{'' if number == '1' else 's'} busy",

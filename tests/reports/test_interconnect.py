@@ -69,6 +69,11 @@ def test_measured():
     assert measure_link(repeats=1).name == "cpu:0 to cpu:1"
 
 
+def test_what_shares_its_memory_is_not_copied():
+    text = str(measure_link("cpu:0", "cpu:1", repeats=1))
+    assert ("copies cost nothing" in text) == (keras.backend.backend() == "tensorflow")
+
+
 @pytest.mark.parametrize("name", ["cpu:1", "cpu:3"])
 def test_copy(name):
     tensor = keras.ops.convert_to_tensor(np.arange(6.0).reshape(2, 3))

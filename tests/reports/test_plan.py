@@ -364,6 +364,11 @@ def test_one_device_that_fits_and_wins():
     assert only.notes[0].startswith("The fastest that fits takes 20.0 ms: train the model as it is")
 
 
+def test_one_device_needs_no_link(model):
+    given = {"memory": "1 GB", "link": LINK, "step_seconds": 0.1}
+    assert "link" not in reports.plan(model, 8, 1, **given).settings
+
+
 def test_one_device_is_always_there(model, roomy):
     (alone,) = (one for one in roomy.choices if one.devices == 1 and not one.remat)
     assert alone.update_s == pytest.approx(0.1)

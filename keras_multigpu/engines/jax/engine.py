@@ -46,6 +46,7 @@ class JaxEngine(Engine):
     name = "jax"
     title = "JAX"
     partitions = True
+    shares_memory = False
     remote = Remote("jax")
     processes = processes.PROCESSES
     data_runner = MeshRunner

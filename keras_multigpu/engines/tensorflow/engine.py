@@ -42,6 +42,7 @@ class TensorFlowEngine(Engine):
     name = "tensorflow"
     title = "TensorFlow"
     partitions = False
+    shares_memory = True
     remote = REMOTE
     processes = processes.PROCESSES
     data_runner = PartitionRunner
