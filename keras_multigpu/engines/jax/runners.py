@@ -272,8 +272,9 @@ class MeshRunner(WideLayers, RowsRunner):
             self._is_told = True
             warnings.warn(
                 f"{self._template.name!r} is called in a function that `jax.jit` compiles, and "
-                "so each group of its devices computes all rows. Let "
-                "`parallel.function(step)` compile the step.",
+                "so each group of its devices computes all rows. If it is a layer of another "
+                "model, build that with `.template`, and make the whole parallel. If the step is "
+                "yours, let `parallel.function(step)` compile it.",
                 stacklevel=2,
             )
         return False

@@ -91,8 +91,23 @@ def test_a_function_that_the_user_compiles(data):
     step, values = _gradients(_model())
     expected = jax.jit(step)(values, *data)
     step, values = _gradients(make_parallel(_model(), 4, model_devices=2))
-    with pytest.warns(UserWarning, match=r"each group of its devices computes all rows\. Let"):
+    with pytest.warns(UserWarning, match=r"each group of its devices computes all rows\. .*let"):
         _equal(jax.jit(step)(values, *data), expected)
+
+
+def test_a_layer_of_a_plain_model(data):
+    """It has no step of the user's: the cure is the whole made parallel."""
+    x, y = data
+    parallel = make_parallel(_model(), 4, model_devices=2)
+
+    def around(inner):
+        model = keras.Sequential([keras.Input(x.shape[1:]), inner, layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.warns(UserWarning, match=r"build that with `\.template`, and make the whole para"):
+        around(parallel).fit(x, y, verbose=0)
+    make_parallel(around(parallel.template), 4, model_devices=2).fit(x, y, verbose=0)
 
 
 def _between_large_layers(options):
