@@ -24,12 +24,12 @@ def on_all_devices(
     XLA compiles for each shape is traced for each: some operations have no gradient otherwise.
     """
 
-    def traced(*args: Any, **kwargs: Any) -> Any:
+    def traced(call: Any) -> Any:
         def flat(args: Any, names: Any) -> Any:
             return step(*args, **names)
 
-        marks = have_rows(step, rows, args, kwargs)
-        return spread(flat, (args, kwargs), have_rows=tf.nest.flatten(marks))
+        marks = have_rows(step, rows, *call)
+        return spread(flat, call, have_rows=tf.nest.flatten(marks))
 
     # TensorFlow warns of retracing by the code: that of one step is not that of another.
     traced.__code__ = traced.__code__.replace(co_name=getattr(step, "__name__", "step"))
@@ -38,6 +38,7 @@ def on_all_devices(
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
         have_rows(step, rows, args, kwargs)  # raises, on the actual shapes
-        return compiled(*args, **kwargs)
+        # As one argument: with `*args`, `reduce_retracing` fails on a call with more of them.
+        return compiled((args, kwargs))
 
     return run
