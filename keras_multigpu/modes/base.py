@@ -149,8 +149,9 @@ class ParallelModel(SteppedModel):
         on JAX it is compiled as by `jax.jit`.
 
         Args:
-            step: a function of structures of tensors. Without it, but with an option, the
-                result is a decorator: `@parallel.function(rows=("x",))`.
+            step: a function of structures of tensors; on TensorFlow of iterators and datasets,
+                too. Without it, but with an option, the result is a decorator:
+                `@parallel.function(rows=("x",))`.
             jit_compile: whether XLA compiles it, on TensorFlow.
             rows: the arguments whose first axis is the batch, by number or name. What comes through
                 `*args` or `**kwargs` too, or all of it by their names (`rows=("kwargs",)`). By
@@ -158,7 +159,8 @@ class ParallelModel(SteppedModel):
                 mode splits rows.
 
         Returns:
-            A function of the same arguments.
+            A function of the same arguments. It has no `get_concrete_function`; on TensorFlow
+            `tf.function(result)` has.
 
         Raises:
             ValueError: if `step` is no function, or `rows` no tuple; and when it is called, if

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,7 +72,10 @@ def rows_of(leaves: Sequence[Any]) -> Any:
 def arguments(
     args: Any, leaves: Sequence[Any], batch: Any, have_rows: Sequence[bool] | None, all_rows: bool
 ) -> tuple[list[Argument], Callable[[Sequence[Any]], Any]]:
-    """The tensors of a step's arguments, and a function that puts others in their places."""
+    """The tensors of a step's arguments, and a function that puts others in their places.
+
+    Iterators and datasets stay where they are: the step's trace captures them.
+    """
     found: list[Argument] = []
     for number, leaf in enumerate(leaves):
         may_have_rows = have_rows is None or have_rows[number]
@@ -100,9 +104,12 @@ def arguments(
 
     def restore(tensors: Sequence[Any]) -> Any:
         rest = iter(tensors)
-        flat = tf.nest.flatten(args, expand_composites=True)
-        return tf.nest.pack_sequence_as(
-            args, [next(rest) if tf.is_tensor(one) else one for one in flat], expand_composites=True
-        )
+
+        def other(leaf: Any) -> Any:
+            parts = tf.nest.flatten(leaf, expand_composites=True)
+            own = list(itertools.islice(rest, len(parts)))
+            return tf.nest.pack_sequence_as(leaf, own, expand_composites=True)
+
+        return tf.nest.map_structure(lambda one: other(one) if tf.is_tensor(one) else one, args)
 
     return found, restore
