@@ -72,19 +72,22 @@ class Traced:
         all_rows = are_parts or is_one_row
         self.arguments, restore = arguments(args, leaves, self.batch, have_rows, all_rows)
 
-        made: list[tf.Variable] = []
-
-        def function(*tensors: Any) -> Any:
-            with one_device(), whole_variables(), variables_lifted(made):
-                return step(*restore(tensors))
-
         specs = [one.spec for one in self.arguments]
         # As for XLA, if it compiles the step: branches then keep other values for the gradient.
         options = {"autograph": autograph, "jit_compile": compiled or None}
-        self._traced = tf.function(function, **options).get_concrete_function(*specs)
+
+        def traced(creations: Callable[[], contextlib.AbstractContextManager[None]]) -> Any:
+            def function(*tensors: Any) -> Any:
+                with one_device(), whole_variables(), creations():
+                    return step(*restore(tensors))
+
+            return tf.function(function, **options).get_concrete_function(*specs)
+
+        made: list[tf.Variable] = []
+        self._traced = traced(lambda: variables_lifted(made))
         if made and not are_known(made):
             # As `tf.function` does: code may ask whether its variables exist.
-            self._traced = tf.function(function, **options).get_concrete_function(*specs)
+            self._traced = traced(lambda: tf.variable_creator_scope(_refuse_variable))
         self.graph = self._traced.graph
         self.structure = self._traced.structured_outputs
 
@@ -175,6 +178,15 @@ def _parts_of(tensor: Any) -> list[Any]:
     """What each device has of a variable; nothing, of another tensor."""
     variable = divided_of(tensor)
     return [] if variable is None else [part.handle for part in variable.parts]
+
+
+def _refuse_variable(next_creator: Any, **settings: Any) -> tf.Variable:
+    name = settings.get("name") or "Variable"
+    raise ValueError(
+        "A step must make its variables once, and keep them. Received: a step that makes the "
+        f"variable {name!r} each time it is traced. Make layers, optimizers, metrics and "
+        "variables before the step."
+    )
 
 
 @contextlib.contextmanager

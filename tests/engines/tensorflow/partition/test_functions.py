@@ -1,5 +1,6 @@
 """What a user's own step takes."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -64,3 +65,37 @@ def test_a_step_goes_through_a_dataset(rng):
 
     found = total(tf.data.Dataset.from_tensor_slices(x).batch(5), 2.0)
     np.testing.assert_allclose(found, 2 * tf.reduce_sum(model.template(x)), rtol=1e-5)
+
+
+MADE = {
+    "kernel": lambda x: keras.layers.Dense(3)(x),
+    "total": lambda x: keras.metrics.Mean()(x),
+    "iteration": lambda x: keras.optimizers.SGD().iterations + 0,
+    "Variable": lambda x: tf.Variable(1.0) * x,
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_a_step_makes_each_time_is_refused(name, rng):
+    model = make_parallel(mlp(), 4)
+    step = model.function(lambda x: MADE[name](model(x)))
+    text = f"Received: a step that makes the variable '{name}' each time it is traced. Make layers"
+    with pytest.raises(ValueError, match=text):
+        step(rng.normal(size=(9, 6)))
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_what_a_step_makes_once_is_kept(options, rng):
+    model, kept = make_parallel(mlp(), 4, **options), {}
+
+    def step(x):
+        if not kept:
+            kept.update(layer=keras.layers.Dense(3), calls=tf.Variable(0.0))
+        kept["calls"].assign_add(1.0)
+        return kept["layer"](model(x))
+
+    x, compiled = rng.normal(size=(9, 6)).astype("float32"), model.function(step)
+    for rows in (9, 5, 9):
+        found = compiled(x[:rows])
+        np.testing.assert_allclose(found, kept["layer"](model.template(x[:rows])), atol=1e-6)
+    assert kept["calls"].numpy() == 3
