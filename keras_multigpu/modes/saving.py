@@ -105,6 +105,10 @@ class SavedModel(OneModel):
 
         On fewer if there are fewer; on all, if it was made for all.
 
+        Raises:
+            ValueError: with the text of Keras's `TypeError`, if the template can't be made: its
+                class isn't registered, say.
+
         Warns:
             UserWarning: if there are fewer devices than when it was saved.
         """
@@ -118,7 +122,10 @@ class SavedModel(OneModel):
         mode, asked = cls._parallel_mode_class(), options.pop("devices", None)
         there = choose_again(mode.mode, wanted, asked)
         with making_template(mode, there, options):
-            template = make(template)
+            try:
+                template = make(template)
+            except TypeError as error:  # Keras would put the whole configuration before its text
+                raise ValueError(str(error)) from error
         request = engines.Request(mode.mode, template, there, options)
         request = mode._parallel_adapt(mode._parallel_runner_class().adapt(request))
         devices = request.devices

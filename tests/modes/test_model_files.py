@@ -377,6 +377,21 @@ def test_a_compile_that_says_how_the_model_was_compiled(rng, tmp_path):
         template.get_compile_config()  # the user's again
 
 
+class Unregistered(keras.Model):
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize("mode", ["data", "tower"])
+def test_what_keras_cannot_make_is_said_first(mode, tmp_path):
+    """Before the configuration of the whole model, which Keras's errors hold."""
+    parallel = make_parallel(Unregistered(), 2, mode=mode)
+    parallel(np.zeros((2, 6)))
+    parallel.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="^Could not locate class 'Unregistered'. Make sure"):
+        keras.saving.load_model(tmp_path / "model.keras")
+
+
 def test_the_legacy_format_is_refused(tmp_path):
     parallel = make_parallel(_functional(), 2)
     with pytest.raises(ValueError, match=r"legacy HDF5 format.*model.h5.*model.template.save"):
