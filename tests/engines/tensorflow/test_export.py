@@ -51,3 +51,19 @@ def test_a_checkpoint_of_tensorflows_has_the_optimizer(options, is_read_first, r
     status.assert_consumed()
     assert int(second.optimizer.iterations) == 6
     assert difference(first.get_weights(), second.get_weights()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shard": "weights"}, {"model_devices": 2}, {"mode": "model", "placement": "spread"}],
+    ids=str,
+)
+def test_a_saved_model_of_weights_in_parts_is_refused(options, tmp_path):
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(512), layers.Dense(2)])
+    parallel = make_parallel(template, 4, **options)
+    text = r"kernel:0', in parts on [24] devices by `shard`, `model_devices` or .* Call `parallel"
+    with pytest.raises(ValueError, match=text):
+        tf.saved_model.save(parallel, tmp_path / "refused")
+    template.save(tmp_path / "whole.keras")
+    loaded = keras.saving.load_model(tmp_path / "whole.keras")
+    tf.saved_model.save(loaded, tmp_path / "served")

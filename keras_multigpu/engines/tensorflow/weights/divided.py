@@ -167,9 +167,10 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(
-            "A SavedModel must have whole weights. Received: the template of a model made with "
-            f"`shard`, whose weight {self.name!r} is divided over {len(self.parts)} devices. Call "
-            "`export` of the parallel model, or of a model that has loaded the file."
+            f"A SavedModel must have whole weights. Received: {self.name!r}, in parts on "
+            f"{len(self.parts)} devices by `shard`, `model_devices` or `placement='spread'`. Call "
+            "`parallel.export(path)`. For other ways to write a SavedModel, save "
+            "`parallel.template` to a file, load it, and use the loaded model, which is whole."
         )
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
