@@ -215,12 +215,15 @@ def test_a_model_of_which_nothing_is_spread_is_told(shard):
         make_parallel(model, 2, shard=shard)
 
 
+def _wide():
+    return keras.Sequential([keras.Input((6,)), *map(keras.layers.Dense, (512, 2))])
+
+
 @pytest.mark.skipif(ON_JAX, reason="on JAX a step takes the slots, and returns them")
 def test_slots_that_are_not_in_parts_are_told():
     """An optimizer that the model does not know keeps them whole."""
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((6,)), *map(keras.layers.Dense, (512, 2))])
-    parallel, optimizer = make_parallel(model, 2, shard="weights"), keras.optimizers.Adam()
+    parallel, optimizer = make_parallel(_wide(), 2, shard="weights"), keras.optimizers.Adam()
     x, y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
 
     def stepping(optimizer):
@@ -235,7 +238,7 @@ def test_slots_that_are_not_in_parts_are_told():
 
         return parallel.function(step)
 
-    with pytest.warns(UserWarning, match=r"changes 4 variables that one device keeps whole"):
+    with pytest.warns(UserWarning, match=r"4 variables that one .*: \w+momentum, .* and others\."):
         stepping(optimizer)(x, y)
     assert "One device does what has no rows" in parallel.explain()
     known = keras.optimizers.Adam()
@@ -243,6 +246,28 @@ def test_slots_that_are_not_in_parts_are_told():
     parallel.compile(known)
     stepping(known)(x, y)
     assert "One device does what has no rows" not in parallel.explain()
+
+
+@pytest.mark.skipif(ON_JAX, reason="on JAX a step takes the weights, and returns them")
+@pytest.mark.parametrize(
+    "options", [{"shard": "weights"}, {"mode": "model", "placement": "spread"}], ids=str
+)
+def test_weights_of_another_model_that_are_not_in_parts_are_told(options, recwarn):
+    parallel = make_parallel(_wide(), 2, **options)
+    other = _wide()
+
+    def follow(x):
+        for mine, its in zip(other.variables, parallel.variables):
+            mine.assign(0.5 * mine + 0.5 * its)
+        return parallel(x) - other(x)
+
+    text = r"of weights in parts: \w+/dense_\d/kernel, .* call `make_parallel` for that model"
+    with pytest.warns(UserWarning, match=text):
+        parallel.function(follow)(np.ones((8, 6), "float32"))
+    recwarn.clear()
+    other = make_parallel(other, 2, **options)
+    parallel.function(follow)(np.ones((8, 6), "float32"))
+    assert not recwarn
 
 
 @pytest.mark.parametrize(("option", "value"), [("mix", "weighted"), ("loss_of", "mix")])

@@ -73,6 +73,7 @@ class Inner(Planner):
             forms = {layout: self.taken_item(item) for layout, item in value.forms.items()}
             found = Value(value.dtype, value.dims, value.layout, forms, elements=value.elements)
             found.is_state, found.is_update = value.is_state, value.is_update
+            found.variable = value.variable
             return found
 
         def make(layout: Layout) -> Item | None:
@@ -87,6 +88,7 @@ class Inner(Planner):
         layout = value.layout if is_split else WHOLE
         mine = Value(value.dtype, value.dims, layout, {}, make, elements=value.elements)
         mine.is_state, mine.is_update = value.is_state, value.is_update
+        mine.variable = value.variable
         self._origins[id(mine)] = mine, value
         return mine
 

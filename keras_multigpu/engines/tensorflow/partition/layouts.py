@@ -151,6 +151,7 @@ class Value:
             `("more", a, b)`, it says whether a > b.
         is_drawn: whether it is random numbers for the batch's rows, which are of a seed's state.
         is_update: whether it is a gradient of a weight, or made of one.
+        variable: the name of the variable whose resource it is.
     """
 
     dtype: tf.DType
@@ -166,6 +167,7 @@ class Value:
     is_drawn: bool = False
     row_of: Any = None
     is_update: bool = False
+    variable: str = ""
 
     @property
     def rank(self) -> int:

@@ -26,7 +26,7 @@ class Record:
 
     Attributes:
         type: its type.
-        name: its name, which begins with its layers'.
+        name: its name, which begins with its layers'; if `how` is `"apart"`, the variable's.
         how: `"spread"`, `"whole"` (nothing of it has rows), `"gathered"` (on gathered rows),
             `"lost"` (on as many rows as are known in the step only: what is chosen of the batch's),
             or `"apart"` (it changes a whole variable of the shape of one in parts).
@@ -129,7 +129,8 @@ class Planner(Choosing):
             if how:
                 work = work_of(op, values, made, self.batch)
                 stack = op.traceback and op.traceback.get_user_frames()
-                self.records.append(Record(op.type, op.name, how, work, stack))
+                name = op.name if how != "apart" else values[0].variable or op.name
+                self.records.append(Record(op.type, name, how, work, stack))
         self.program.column = column
         return [known[id(tensor)] for tensor in outputs]
 

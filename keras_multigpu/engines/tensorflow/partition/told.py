@@ -81,11 +81,13 @@ def slots_warning(records: Sequence[Record], model: str) -> str | None:
     names = [record.name for record in records if record.how == "apart"]
     if not names:
         return None
+    listed = ", ".join(names[:3]) + (" and others" if names[3:] else "")
     return (
         f"A step of {model!r} changes {len(names)} variables that one device keeps whole, of the "
-        "shapes of weights that `shard` spreads: the slots of an optimizer that it does not know, "
-        "it seems. Before `parallel.function`, call "
-        "`optimizer.build(parallel.trainable_variables)` and `parallel.compile(optimizer)`."
+        f"shapes of weights in parts: {listed}. If they are an optimizer's, call "
+        "`optimizer.build(parallel.trainable_variables)` and `parallel.compile(optimizer)` before "
+        "`parallel.function`. If they are another model's, call `make_parallel` for that model, "
+        "too, with the same options."
     )
 
 

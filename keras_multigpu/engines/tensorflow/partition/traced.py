@@ -101,6 +101,7 @@ class Traced:
         known: dict[int, Any] = {}
         handles = [one.handle for one in self.graph.trainable_variables]
         trained = {id(one) for handle in handles for one in (handle, *_parts_of(handle))}
+        names = {id(one.handle): one.name.partition(":")[0] for one in self.graph.variables}
         for tensor, one in self._inputs():
             variable = divided_of(one.tensor)
             if one.has_rows and self._are_parts:
@@ -111,6 +112,7 @@ class Traced:
             else:
                 value = _shards(planner, variable.division, devices)
             known[id(tensor)] = value
+            value.variable = names.get(id(one.tensor), "")
             if one.tensor.dtype == tf.resource and id(one.tensor) in trained:
                 planner.trained.add(id(value))
         return known
