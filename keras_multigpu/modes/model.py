@@ -31,6 +31,7 @@ class ModelParallel(PlacedModel):
 
     mode = "model"
     _parallel_names = ("placement", "stages")
+    _parallel_hidden = PlacedModel._parallel_hidden | {"stages"}
     _parallel_runner: engines.ModelRunner
 
     def __init__(

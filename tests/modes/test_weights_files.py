@@ -111,3 +111,17 @@ def test_a_plain_models_file_for_a_committee(tmp_path):
         member.load_weights(path)
     first, second = (member.get_weights() for member in committee.replicas)
     assert all(map(np.array_equal, first, second))
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "model"}, {"mode": "tower"}], ids=str)
+def test_weights_of_other_shapes_are_told_as_by_keras(options, tmp_path):
+    def build(units):
+        return keras.Sequential([keras.Input((6,)), *map(keras.layers.Dense, (units, 2))])
+
+    build(5).save_weights(tmp_path / "other.weights.h5")
+    parallel = make_parallel(build(8), 2, **options)
+    text = r"variable.shape=\(6, 8\), Received: value.shape=\(6, 5\)"
+    with pytest.raises(ValueError, match=text):
+        parallel.load_weights(tmp_path / "other.weights.h5")
+    with pytest.warns(UserWarning, match=text):
+        parallel.load_weights(tmp_path / "other.weights.h5", skip_mismatch=True)
