@@ -149,8 +149,9 @@ class ParallelModel(SteppedModel):
         on JAX it is compiled as by `jax.jit`.
 
         Args:
-            step: a function of structures of tensors; on TensorFlow of iterators and datasets,
-                too. Without it, but with an option, the result is a decorator:
+            step: a function of structures of tensors. On TensorFlow of iterators and datasets,
+                too: all devices compute the batch of `next(iterator)`, one device what is in a loop
+                over a dataset. Without it, but with an option, the result is a decorator:
                 `@parallel.function(rows=("x",))`.
             jit_compile: whether XLA compiles it, on TensorFlow.
             rows: the arguments whose first axis is the batch, by number or name. What comes through
