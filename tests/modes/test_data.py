@@ -173,6 +173,7 @@ def test_single_batches():
         assert len(outputs[1]) == rows
 
 
+@pytest.mark.filterwarnings("ignore:The steps of .* are not compiled")
 @pytest.mark.slow_on_jax
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("mode", ["data", "tower", "model"])

@@ -82,6 +82,7 @@ def test_deepconn_as_described(rng, head):
     assert isinstance(model.optimizer, keras.optimizers.RMSprop)
 
 
+@pytest.mark.filterwarnings("ignore:The steps of .* are not compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["data", "model"])
 def test_deepconn_on_two_devices(reviews, mode, tmp_path):

@@ -11,6 +11,7 @@ from support.precision import all_in_double_precision
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.tensorflow.weights import homes, placing
 from keras_multigpu.engines.tensorflow.weights.divided import division_of, parts_of
+from keras_multigpu.layers import MultiHotDense
 
 N = 4
 
@@ -92,6 +93,38 @@ def test_tables(shape, optimizer):
 
     parallel = _same(build, lambda: optimizer(0.05))
     assert len(parts_of(parallel.template.layers[0].embeddings)) == N
+
+
+def test_a_table_that_one_branch_reads_by_rows_and_another_whole():
+    """Repeated rows of a sparse gradient are squared one by one, as on one device."""
+
+    class Read(layers.Embedding):
+        def call(self, x):
+            whole = lambda: super(Read, self).call(x) + keras.ops.mean(self.embeddings, 0)  # noqa: E731
+            return keras.ops.cond(keras.ops.sum(x) >= 0, lambda: super(Read, self).call(x), whole)
+
+    def build():
+        keras.utils.set_random_seed(0)
+        x = keras.Input((1,), dtype="int32")
+        return keras.Model(x, layers.Dense(2)(layers.Flatten()(Read(8, 4)(x))))
+
+    parallel = _same(build, lambda: optimizers.Adagrad(0.05))
+    assert "100.0% of the work on rows is spread" in parallel.explain()
+
+
+@pytest.mark.parametrize("layer", [lambda: layers.Embedding(9, 4), lambda: MultiHotDense(4, 9)])
+def test_places_that_a_table_of_keys_gives(layer):
+    """Their number of axes is known by the user's code alone."""
+
+    def build():
+        keras.utils.set_random_seed(0)
+        x = keras.Input((3,), dtype="int32")
+        places = layers.IntegerLookup(vocabulary=list(range(8)))(x)
+        return keras.Model(x, layers.Dense(2)(layers.Flatten()(layer()(places))))
+
+    parallel = _same(build, lambda: optimizers.Adam(0.05))
+    x, _ = _batch(parallel)
+    assert difference(parallel.template(x), parallel.predict(x, verbose=0)) < 1e-10
 
 
 @pytest.mark.filterwarnings("ignore:.*was made and never used")

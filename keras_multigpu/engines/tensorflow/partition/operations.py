@@ -107,8 +107,16 @@ def operation(
         attributes = {name: one for name, one in attributes.items() if one is not None}
     count, name, functions = len(op.inputs), op.name, _functions_of(op)
     types = [tensor.dtype for tensor in op.outputs]
+    ranks = [tensor.shape.rank for tensor in op.outputs]
 
     def emit(local: Any, *tensors: Any) -> list[Any]:
+        made = written(local, *tensors)
+        for tensor, rank in zip(made, ranks):
+            if rank is not None and tensor.shape.rank is None:  # code has set it
+                tensor.set_shape([None] * rank)
+        return made
+
+    def written(local: Any, *tensors: Any) -> list[Any]:
         rest = iter(tensors)
         for one in functions:
             one.add_to_graph(tf.compat.v1.get_default_graph())

@@ -75,15 +75,17 @@ def _sizes_outside(dims: tuple[Any, ...] | None, own: set[str]) -> tuple[Any, ..
     return tuple(None if symbols_of([dim]) & own else dim for dim in dims)
 
 
-def joined(a: State, b: State, planner: Forms) -> State:
-    """The state that both have."""
+def joined(a: State, b: State, planner: Forms, *, gathers: bool = False) -> State:
+    """The state that both have; `gathers`: a whole tensor, where their rows are others."""
     dims = _joined_dims(a.dims, b.dims)
     layout = max(a.layout, b.layout, key=_rank)
     elements = joined_elements(a.elements, b.elements)
     if isinstance(layout, Split) and not (elements is not None and elements.are_optionals):
         of = dims if elements is None else elements.tensor_dims
         if of is None or len(of) <= layout.axis or planner.unit_of(of[layout.axis]) is None:
-            raise NeedsOthers  # the rows of one are not the rows of the other
+            if elements is not None or not gathers:
+                raise NeedsOthers  # the rows of one are not the rows of the other
+            layout = WHOLE
     return State(layout, dims, a.const if a.const == b.const else None, elements)
 
 

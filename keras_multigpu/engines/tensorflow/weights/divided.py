@@ -91,7 +91,7 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         return tf.TensorShape(self.division.shape)
 
     def value(self) -> Tensor:
-        return self.read_value()
+        return self.link.value() if in_trace() else self.read_value()
 
     def read_value(self) -> Tensor:
         if in_trace():
@@ -135,7 +135,7 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         return np.concatenate([part.numpy() for part in self.parts], self.division.axis)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Tensor:
-        return tf.convert_to_tensor(self.read_value(), dtype, name=name)
+        return tf.convert_to_tensor(self.value(), dtype, name=name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)

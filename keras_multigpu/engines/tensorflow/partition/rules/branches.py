@@ -122,7 +122,7 @@ def _plan(
     ]
     states = known[0]
     for others in known[1:]:
-        states = [joined(a, b, planner) for a, b in zip(states, others)]
+        states = [joined(a, b, planner, gathers=True) for a, b in zip(states, others)]
     for inner, found in zip(inners, results):
         inner.give(found, [state.layout for state in states])
     return _branch_node(op, inners, states, values[0])
