@@ -233,7 +233,7 @@ class Choosing(Operations):
                 return self.whole(op, values, signature)[0]
             if isinstance(layout, Copied):
                 return self.each(op, values, signature, None)[0]
-            if not isinstance(layout, Split):
+            if not isinstance(layout, (Split, Joined)):
                 return None
             label = signature.outputs[0][layout.axis]
             wanted = [dims[layout.axis]] + [
@@ -247,6 +247,9 @@ class Choosing(Operations):
                 return None
             if not signature.regroups and any(dim != wanted[0] for dim in wanted):
                 return None
-            return self.each(op, values, signature, label)[0]
+            if isinstance(layout, Split):
+                return self.each(op, values, signature, label)[0]
+            are_possible = all(layout.along(0, dim) is not None for dim in wanted)
+            return self.each(op, values, signature, label, layout)[0] if are_possible else None
 
         return Value(op.outputs[0].dtype, dims, WHOLE, {}, make)

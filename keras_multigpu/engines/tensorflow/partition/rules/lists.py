@@ -241,7 +241,7 @@ def resize(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
 
 
-@rule("ZerosLike", "AddN", needs_ranks=False)
+@rule("ZerosLike", "AddN", needs_ranks=False, is_by_axes=True)
 def like(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Of lists; other tensors have their own rule."""
     if values[0].dtype != tf.variant:

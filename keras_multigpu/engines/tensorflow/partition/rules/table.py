@@ -19,24 +19,27 @@ RULES: dict[str, Rule] = {}
 """{type of operation: rule}."""
 
 
-# Rooms of rules that say which axes belong together. Others look for slices of rows in order.
+# Rooms of rules that say which axes belong together. Others want slices of rows in their order.
 _BY_AXES = (
     *("contractions", "diagonals", "elementwise", "gathers", "matrices", "parts", "random"),
     *("reductions", "rows", "shapes"),
 )
 
 
-def rule(*types: str, needs_ranks: bool = True) -> Callable[[Rule], Rule]:
-    """Enters a rule for types; without the ranks of all inputs it says nothing."""
+def rule(*types: str, needs_ranks: bool = True, is_by_axes: bool = False) -> Callable[[Rule], Rule]:
+    """Enters a rule for types; without the ranks of all inputs it says nothing.
+
+    `is_by_axes`: whether it is as those of the rooms `_BY_AXES`.
+    """
 
     def enter(function: Rule) -> Rule:
-        is_by_axes = function.__module__.endswith(_BY_AXES)
+        takes_joined = is_by_axes or function.__module__.endswith(_BY_AXES)
 
         @functools.wraps(function)
         def checked(planner: Any, op: Any, values: Any) -> Any:
             if needs_ranks and any(value.dims is None for value in values):
                 return None
-            for value in () if is_by_axes else values:
+            for value in () if takes_joined else values:
                 planner.cut_anew(value)
             return function(planner, op, values)
 
