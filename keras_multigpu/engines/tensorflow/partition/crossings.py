@@ -38,7 +38,8 @@ def gather(program: Program, item: Item, layout: Split | Joined | Sharded | Owne
         with tf.device(devices.home):
             return [tf.concat(devices.complete(parts, layout), layout.axis)]
 
-    return program.add(emit, [item], ALL, [item.dtype], name="gather", gives=0)[0]
+    symbols = symbols_of([layout.size]) if isinstance(layout, Joined) else ()
+    return program.add(emit, [item], ALL, [item.dtype], name="gather", gives=0, symbols=symbols)[0]
 
 
 def reduce(program: Program, item: Item, kind: str, what: Any = None) -> Item:
@@ -136,7 +137,8 @@ def all_gather(
             sent = devices.complete(sent, layout)
         return [devices.each(lambda: tf.cast(tf.concat(sent, layout.axis), dtype))]
 
-    return _added(program, emit, item, "all_gather")
+    dim = layout.size if isinstance(layout, Joined) else 1
+    return _added(program, emit, item, "all_gather", dim)
 
 
 def _with_own_memory(part: Any, device: str, axis: int) -> Any:

@@ -48,10 +48,14 @@ class Joined:
     rows: Any
     times: tuple[Any, ...]
 
+    @property
+    def size(self) -> Any:
+        """The number of entries."""
+        return self.rows * sum(self.times)
+
     def along(self, axis: int, dim: Any) -> Joined | None:
         """The same for an axis of so many entries; `None` if they are none of each row."""
-        size = self.rows * sum(self.times)
-        times = tuple(quotient(dim * one, size) for one in self.times)
+        times = tuple(quotient(dim * one, self.size) for one in self.times)
         return None if None in times else Joined(axis, self.rows, times)
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
-from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
-from keras_multigpu.engines.tensorflow.partition.layouts import Joined, Split, Value
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
 from keras_multigpu.engines.tensorflow.partition.operations import create
-from keras_multigpu.engines.tensorflow.partition.program import EACH
+from keras_multigpu.engines.tensorflow.partition.rules.joined import among_zeros, joined, piece
 from keras_multigpu.engines.tensorflow.partition.rules.table import axes_of, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, divide, quotient
@@ -29,66 +28,10 @@ def concat(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     dims = [
         sum(one[1:], one[0]) if axis in axes else one[0] for axis, one in enumerate(zip(*shapes))
     ]
-    made = _joined(planner, op, values[:-1], axes[0], dims)
+    made = joined(planner, op, values[:-1], axes[0], dims)
     if made is not None:
         return made, "spread"
     return Signature([labels] * len(shapes) + [()], [labels], dims=[dims])
-
-
-def _joined(
-    planner: Any, op: tf.Operation, values: Sequence[Value], axis: int, dims: Sequence[Any]
-) -> list[Value] | None:
-    """Tensors of rows, one after the other, of which each device has its rows."""
-    units = [planner.unit_of((value.dims or ())[axis]) for value in values]
-    rows = units[0].rows if units[0] is not None else None
-    are_sliced = any(value.rows_axis == axis for value in values)
-    if planner.way != ALL_DEVICES or planner.is_joined or not are_sliced:
-        return None
-    if any(one is None or one.rows != rows for one in units):
-        return None
-    forms: list[Any] = []
-    times: list[Any] = []
-    for value, unit in zip(values, units):
-        if isinstance(value.layout, Joined) and value.layout.axis == axis:
-            forms.append(value.layout)
-            times += value.layout.times
-        elif value.axis == axis or value.is_free:
-            forms.append(Split(axis))
-            times.append(unit.times)
-        else:
-            return None
-
-    def emit(local: Any, *parts: Any) -> list[Any]:
-        return [tf.concat(parts, axis)]
-
-    items = [planner.get(value, form) for value, form in zip(values, forms)]
-    (item,) = planner.add(emit, items, EACH, [values[0].dtype], name=op.name)
-    return [planner.value(values[0].dtype, tuple(dims), Joined(axis, rows, tuple(times)), item)]
-
-
-def _piece(planner: Any, value: Value, axis: int, first: Any, size: Any) -> Value | None:
-    """Some of the tensors that were joined, if they begin and end so."""
-    layout, dtype = value.layout, value.dtype
-    if not isinstance(layout, Joined) or layout.axis != axis:
-        return None
-    ends = [layout.rows * sum(layout.times[:count]) for count in range(len(layout.times) + 1)]
-    if first not in ends or size is None or first + size not in ends:
-        return None
-    begin, end = ends.index(first), ends.index(first + size)
-    before, own = layout.times[:begin], layout.times[begin:end]
-
-    def emit(local: Any, part: Any) -> list[Any]:
-        sizes = [
-            sum(s for _, s in local.extents(Joined(axis, layout.rows, one)))
-            for one in (before, own)
-        ]
-        return [tf.split(part, tf.stack([*sizes, -1]), axis, num=3)[1]]
-
-    (item,) = planner.add(emit, [planner.get(value, layout)], EACH, [dtype], name="piece")
-    form = Split(axis) if len(own) == 1 else Joined(axis, layout.rows, own)
-    dims = list(value.dims or ())
-    dims[axis] = size
-    return planner.value(dtype, tuple(dims), form, item)
 
 
 @rule("Pack")
@@ -128,7 +71,7 @@ def split(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     inputs = [(), labels] if op.type == "Split" else [labels, (None,), ()]
     sizes = _sizes_of_cut(op, (x.dims or ())[axes[0]], values[1].const)
     begins = [None if None in sizes else sum(sizes[:n], 0) for n in range(len(sizes))]
-    pieces = [_piece(planner, x, axes[0], *one) for one in zip(begins, sizes)]
+    pieces = [piece(planner, x, axes[0], *one) for one in zip(begins, sizes)]
     if None not in pieces:
         return pieces, "spread"
     dims = [
@@ -196,7 +139,7 @@ def slice_(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if len(cut_axes) == 1:
         (axis,) = cut_axes
         size = shape[axis] - begins[axis] if sizes[axis] == -1 else sizes[axis]
-        found = _piece(planner, values[0], axis, begins[axis], size)
+        found = piece(planner, values[0], axis, begins[axis], size)
         if found is not None:
             return [found], "spread"
     dims = tuple(
@@ -296,6 +239,10 @@ def strided_slice(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if found is None:
         return None
     before, after, sizes = found
+    own = _begin(op, found, values[0].dims or (), values[1:])
+    made = None if own is None else piece(planner, values[0], *own)
+    if made is not None:
+        return [made], "spread"
     static = static_dims(op.outputs[0]) or (None,) * len(sizes)
     dims = tuple(s if s is not None else d for s, d in zip(static, sizes))
     return Signature([before, (None,), (None,), (None,)], [after], dims=[dims])
@@ -311,4 +258,25 @@ def strided_slice_grad(planner: Any, op: tf.Operation, values: list[Value]) -> A
     if found is None:
         return None
     before, after, _ = found
+    own = _begin(op, found, dims, values[1:4])
+    made = None if own is None else among_zeros(planner, op, values[4], dims, *own)
+    if made is not None:
+        return [made], "spread"
     return Signature([(None,)] * 4 + [after], [before], shapes={0: 0}, dims=[dims])
+
+
+def _begin(op: tf.Operation, found: Any, dims: Sequence[Any], bounds: Sequence[Value]) -> Any:
+    """The one axis that a slice cuts, where it begins and how long it is; or `None`."""
+    before, after, sizes = found
+    if before != after or before.count(None) != 1:
+        return None
+    axis = before.index(None)
+    begin, _, steps = (value.const for value in bounds)
+    ellipsis = op.get_attr("ellipsis_mask")
+    is_behind = 0 < ellipsis < 1 << axis + 1  # numbers of bounds are not those of axes
+    if is_behind or steps is None or len(steps) <= axis or steps[axis] != 1:
+        return None
+    if op.get_attr("begin_mask") >> axis & 1:
+        return axis, 0, sizes[axis]
+    first = None if begin is None else begin[axis]
+    return axis, first + dims[axis] if isinstance(first, int) and first < 0 else first, sizes[axis]
