@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from support.descent import compared, share
 
 from keras_multigpu import make_parallel
 
@@ -133,46 +134,12 @@ def model():
     return keras.Sequential([keras.Input((8,)), hidden, layers.Dense(8)])
 
 
-def _updates(model, loss_of):
-    """A step of gradient descent."""
-
-    def step(*given):
-        with tf.GradientTape() as tape:
-            loss = loss_of(model, *given)
-        weights = model.trainable_variables
-        slopes = tape.gradient(loss, weights)
-        for variable, slope in zip(weights, slopes):
-            variable.assign_sub(0.1 * slope)
-        return loss
-
-    return step
-
-
-def _compared(model, loss_of, batches, **options):
-    """Trains on one device and on four; returns what `explain` says."""
-    step, first = _updates(model, loss_of), model.get_weights()
-    plain = tf.function(step, reduce_retracing=True, **options)
-    expected = [plain(*one).numpy() for one in batches]
-    expected += model.get_weights()
-    model.set_weights(first)
-    parallel = make_parallel(model, 4)
-    spread = parallel.function(step, **options)
-    found = [spread(*one).numpy() for one in batches]
-    for one, other in zip(expected, [*found, *model.get_weights()], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
-    return parallel.explain()
-
-
-def _share(text):
-    return float(text.partition("% of the work on rows")[0].rpartition(" ")[2])
-
-
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("rows", [(16, 16), (13, 7, 12)], ids=["one_size", "sizes"])
 @pytest.mark.parametrize("name", _LOSSES)
 def test_the_numbers_of_one_device(name, rows, model, rng):
     batches = [(tf.constant(rng.normal(size=(n, 8))),) for n in rows]
-    assert _share(_compared(model, _LOSSES[name], batches)) > 90
+    assert share(compared(model, _LOSSES[name], batches)) > 90
 
 
 @pytest.mark.parametrize("change", ["none", "some", "repeated", "reversed", "beside_the_batch"])
@@ -190,13 +157,13 @@ def test_under_xla_numbers_are_drawn_as_xla_draws_them(change, model, rng):
         return tf.reduce_mean(model(changes[change](_noise(9), x)) ** 2) + tf.reduce_mean(model(x))
 
     batches = [(tf.constant(rng.normal(size=(12, 8))),)]
-    assert _share(_compared(model, loss_of, batches, jit_compile=True)) > 90
+    assert share(compared(model, loss_of, batches, jit_compile=True)) > 90
 
 
 def test_steps_without_rows_of_a_batch(model):
     """All that they draw is their own."""
-    text = _compared(model, lambda model: tf.reduce_mean(model(_noise(16)) ** 2), [(), ()])
-    assert _share(text) > 90
+    text = compared(model, lambda model: tf.reduce_mean(model(_noise(16)) ** 2), [(), ()])
+    assert share(text) > 90
     nothing = make_parallel(model, 4)
     nothing.function(lambda: tf.constant(1.0))()
     assert nothing.explain().endswith("nothing in it has rows, and so one device computes it.")
@@ -213,7 +180,7 @@ def test_ragged_rows(has_targets, model, rng):
         rows = [rng.normal(size=(n, 8)).tolist() for n in rng.integers(1, 6, count)]
         ragged = tf.ragged.constant(rows, ragged_rank=1, dtype=tf.float64)
         batches.append((ragged, tf.constant(rng.normal(size=(count, 8))))[: 1 + has_targets])
-    assert _share(_compared(model, loss_of, batches)) > 95
+    assert share(compared(model, loss_of, batches)) > 95
 
 
 @pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")
@@ -225,4 +192,4 @@ def test_what_either_branch_leaves_to_one_device_is_told(model, rng):
         )
 
     batches = [(tf.constant(rng.normal(size=(200, 8))),)]
-    assert "TopKV2" in _compared(model, loss_of, batches)
+    assert "TopKV2" in compared(model, loss_of, batches)
