@@ -79,9 +79,15 @@ class Places:
             return self.devices[number]
         if _LOSS in op.name:
             return self.devices[0]  # of all outputs, with the targets
-        large = {one.device for one in op.inputs if one.device and one.shape.rank != 0}
-        found = large or {one.device for one in op.inputs if one.device}
+        known = [(one, self._device_of_input(one)) for one in op.inputs]
+        large = {device for one, device in known if device and one.shape.rank != 0}
+        found = large or {device for _, device in known if device}
         return self.devices[0] if len(found) > 1 else next(iter(found), "")
+
+    def _device_of_input(self, tensor: Tensor) -> str:
+        """Its device; TensorFlow reads a variable where it is, and names no device for that."""
+        handles = self._handles(tensor.op) if tensor.op.type == "ReadVariableOp" else []
+        return tensor.device or next((one.device for one in handles), "")
 
     def _outside(self, handle: Tensor) -> Tensor:
         """The variable's own handle, for what a function has captured, and a loop has passed on."""

@@ -383,6 +383,19 @@ def test_only_the_ends_of_branches_cross(rng):
     assert "times as much" not in str(report)
 
 
+def test_weight_decay_and_averages_are_with_their_layers():
+    def sent(optimizer):
+        model = keras.Sequential([keras.Input((40,)), *[layers.Dense(40) for _ in range(4)]])
+        parallel = make_parallel(model, 2, mode="model")
+        parallel.compile(optimizer, "mse")
+        x = np.ones((8, 40), "float32")
+        table = reports.transfers(parallel, (x, x)).to_dataframe()
+        return table[table["bytes"] > 1000]["bytes"].tolist()
+
+    found = sent(keras.optimizers.AdamW(use_ema=True, weight_decay=0.1))
+    assert found == sent("sgd")
+
+
 def test_a_bad_placement_is_told(rng):
     x, y = _branch_data(rng)
     template = _branches()

@@ -63,7 +63,7 @@ def test_weights_and_slots_are_on_their_replicas_devices(make, first_use):
         assert sum(_device(slot) == f"CPU:{number}" for slot in slots) == per_replica
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adamw"])
 @pytest.mark.parametrize("make", [_built, Subclassed])
 def test_no_weight_and_no_gradient_crosses(make, optimizer):
     parallel = _committee(make())
