@@ -390,10 +390,10 @@ def test_weight_decay_and_averages_are_with_their_layers():
         parallel.compile(optimizer, "mse")
         x = np.ones((8, 40), "float32")
         table = reports.transfers(parallel, (x, x)).to_dataframe()
-        return table[table["bytes"] > 1000]["bytes"].tolist()
+        return table["bytes"].sum()
 
     found = sent(keras.optimizers.AdamW(use_ema=True, weight_decay=0.1))
-    assert found == sent("sgd")
+    assert found < 1.1 * sent("sgd")
 
 
 def test_a_bad_placement_is_told(rng):
