@@ -97,10 +97,13 @@ class Search:
     def choose(self, ways: Sequence[Way]) -> list[Choice]:
         """For each way, the least number of parts that fits, or that which needs least memory.
 
-        Estimates are replaced by counts until the fastest way that fits is counted.
+        Estimates are replaced by counts until the fastest way that fits is counted, or, if none
+        fits, the one that needs least memory.
         """
-        while found := [(one, way) for way in ways if (one := self._likely(way)) is not None]:
-            first, way = min(found, key=lambda pair: pair[0].rank)
+        while ways:
+            found = [(one, way) for way in ways if (one := self._likely(way)) is not None]
+            least = min(((min(way, key=_memory), way) for way in ways), key=lambda p: _memory(p[0]))
+            first, way = min(found, key=lambda pair: pair[0].rank, default=least)
             if not self._can_count(first):
                 break
             model = self.recomputing if first.remat else self.subject.model
