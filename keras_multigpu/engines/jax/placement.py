@@ -205,6 +205,19 @@ class Placement:
         put = jax.device_put if self.group is None else joint.put
         return put(value, self.replicated)
 
+    def bring(self, given: Any) -> Any:
+        """Arrays of a call that runs eagerly: what is tied to other devices is copied to these."""
+
+        def put(leaf: Any) -> Any:
+            is_tied = isinstance(leaf, jax.Array) and not devices.is_traced(leaf) and leaf.committed
+            return (
+                jax.device_put(leaf, self.replicated)
+                if is_tied and not self.is_on_all(leaf)
+                else leaf
+            )
+
+        return jax.tree.map(put, given)
+
     def together(self) -> contextlib.AbstractContextManager[None]:
         """Scope that raises a `ClusterError` if another process is lost."""
         return contextlib.nullcontext() if self.group is None else self.group.explained()

@@ -52,7 +52,7 @@ class ShardsRunner(WideLayers, JaxRunner, ModelRunner):
         return dataclasses.replace(request, devices=usable(request.template, request.devices))
 
     def run(self, call: Call) -> Result:
-        args, kwargs = call
+        args, kwargs = self.where.bring(call)
         return Result(self._template(*args, **kwargs))
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from support.cases import CASES, build_equal, compile_case
 from support.parity import difference, take, variables
 from support.scripts import run_python
 
-from keras_multigpu import make_parallel, reports
+from keras_multigpu import list_devices, make_parallel, reports
 
 pytestmark = pytest.mark.thin(5)
 
@@ -254,3 +254,16 @@ def test_a_grouped_convolution_after_a_layer_that_eight_devices_spread(tmp_path)
     done = run_python(path)
     assert "apart by" in done.stdout, done.stderr
     assert float(done.stdout.split()[-1]) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:Large layers, which are spread")
+@pytest.mark.parametrize("options", [{"model_devices": 2}, {"mode": "model"}], ids=str)
+def test_what_models_on_other_devices_give_is_taken(options):
+    def build():
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.Input((8,)), layers.Dense(64, "relu"), layers.Dense(8)])
+
+    names, x = list_devices(), np.ones((4, 8), "float32")
+    models = [make_parallel(build(), devices=some, **options) for some in (names[:2], names[2:4])]
+    plain = build()
+    assert difference(np.asarray(plain(plain(x))), np.asarray(models[1](models[0](x)))) < 1e-5
