@@ -94,12 +94,11 @@ def arguments(
             has_rows = bool(rank) and may_have_rows and is_batch
             found.append(Argument(leaf, (batch, *dims[1:]) if has_rows else dims, has_rows))
         elif tf.is_tensor(leaf):
-            splits = (
-                leaf.row_splits if isinstance(leaf, tf.RaggedTensor) and may_have_rows else None
-            )
+            is_ragged = isinstance(leaf, tf.RaggedTensor) and may_have_rows
+            may_be_even = is_ragged and batch is not None and leaf.shape[0] in (None, batch)
             for one in tf.nest.flatten(leaf, expand_composites=True):
-                even_dims = (batch + 1,) if one is splits and batch is not None else None
-                is_flat = splits is not None and one is leaf.flat_values and one.shape[0] is None
+                even_dims = (batch + 1,) if may_be_even and one is leaf.row_splits else None
+                is_flat = is_ragged and one is leaf.flat_values and one.shape[0] is None
                 found.append(Argument(one, static_dims(one), even_dims=even_dims, is_flat=is_flat))
 
     def restore(tensors: Sequence[Any]) -> Any:

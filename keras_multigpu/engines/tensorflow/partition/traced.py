@@ -163,7 +163,7 @@ class Traced:
 
     def _ragged_counts(self) -> list[Any]:
         splits = [one.tensor for one in self.arguments if one.even_dims is not None]
-        return [tf.shape(one)[0] - 1 for one in splits]
+        return [tf.shape(one)[0] - 1 for one in splits if one.shape[0] is None]
 
 
 def _shards(planner: Planner, division: Division, devices: Sequence[str]) -> Value:
