@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any
 
 import keras
+import numpy as np
 
 
 def short(value: Any) -> str:
@@ -38,7 +39,7 @@ _LINE = 200  # characters
 def as_integer(value: Any) -> int | None:
     """The Python integer that a value stands for; `None` if it is no integer."""
     try:
-        return None if isinstance(value, bool) else operator.index(value)
+        return None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         return None
 

@@ -195,7 +195,8 @@ def _depth_first(
 def _functional_class() -> type[keras.Model]:
     """The class of functional models, which has no public name in Keras."""
     tensor = keras.Input((1,), name="tensor")
-    return type(keras.Model(tensor, tensor, name="any"))
+    # A layer, because some versions of Keras refuse a model without any.
+    return type(keras.Model(tensor, keras.layers.Identity(name="same")(tensor), name="any"))
 
 
 def fresh_input(tensor: keras.KerasTensor) -> keras.KerasTensor:

@@ -256,7 +256,9 @@ class CommitteeRunner(JaxRunner, TowerRunner):
         forget_losses(template)
         is_quantized = template.dtype_policy.quantization_mode is not None
         call = template.quantized_call if is_quantized else template.call
-        return template.rematerialized_call(call, *args, **kwargs)(*args, **kwargs)
+        if template._remat_mode is not None:
+            call = template.rematerialized_call(call, *args, **kwargs)
+        return call(*args, **kwargs)
 
     def _result(self, number: int, rebuilt: Any, updates: list[Any]) -> Result:
         outputs, masks, losses = rebuilt

@@ -68,7 +68,9 @@ def test_what_is_assigned_is_cut_and_compared_once(rng):
     assert [shard.data.shape for shard in shards] == [(2, 6)] * 4
     variables[1].assign(variables[0])  # as averages of weights are
     assert variables[1]._value is variables[0]._value
-    replicated = jax.device_put(second, jax.sharding.NamedSharding(_layout().mesh, jax.P()))
+    replicated = jax.device_put(
+        second, jax.sharding.NamedSharding(_layout().mesh, jax.sharding.PartitionSpec())
+    )
     variables[0].assign(replicated)
     assert variables[0]._value.sharding.is_equivalent_to(_layout(), 2)
     np.testing.assert_array_equal(variables[0]._value, second)

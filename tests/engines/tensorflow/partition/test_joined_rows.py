@@ -75,14 +75,6 @@ _LOSSES = {one.__name__[1:]: one for one in (
 )}  # fmt: skip
 
 
-@pytest.fixture
-def model():
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    hidden = layers.Dense(32, activation="tanh")
-    return keras.Sequential([keras.Input((8,)), hidden, layers.Dense(8)])
-
-
 @pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("name", _LOSSES)

@@ -1,10 +1,8 @@
 """Rows that are not the batch's: from where they meet weights on, all devices compute them."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
 from support.descent import compared, share
 
 from keras_multigpu import make_parallel
@@ -124,14 +122,6 @@ _LOSSES = {one.__name__[1:]: one for one in (
     _as_many_as_twice_the_batch,
     _as_many_as_three_times_the_batch,
 )}  # fmt: skip
-
-
-@pytest.fixture
-def model():
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    hidden = layers.Dense(32, activation="tanh")
-    return keras.Sequential([keras.Input((8,)), hidden, layers.Dense(8)])
 
 
 @pytest.mark.thin(2)
