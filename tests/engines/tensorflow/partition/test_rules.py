@@ -171,6 +171,11 @@ def test_elsewhere(case):
     check_elsewhere(case)
 
 
+def test_one_row_is_not_broadcast():
+    """Beside rows whose number is known in the step only, and is one."""
+    check_elsewhere(case("AddN", lambda x, y: tf.add_n([x, y]), "B 1", "B 1"))
+
+
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("case", EVERY[::3])
 def test_sharded(case):

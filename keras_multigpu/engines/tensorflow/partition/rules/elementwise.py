@@ -74,6 +74,8 @@ def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if op.type in SAME_SIZES and len({value.rank for value in values}) == 1:
         for axis in range(values[0].rank):
             join(planner, *[(value, axis) for value in values])
+        if len({value.dims for value in values}) > 1:
+            return None  # a single row is not as many as others
     try:
         dims = broadcast(*[value.dims or () for value in values])
     except Unknown:
