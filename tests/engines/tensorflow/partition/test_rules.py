@@ -174,6 +174,8 @@ def test_elsewhere(case):
 def test_one_row_is_not_broadcast():
     """Beside rows whose number is known in the step only, and is one."""
     check_elsewhere(case("AddN", lambda x, y: tf.add_n([x, y]), "B 1", "B 1"))
+    product = case("BatchMatMul", lambda x, y: tf.raw_ops.BatchMatMul(x=x, y=y), "1 B 2", "1 2 2")
+    check_elsewhere(dataclasses.replace(product, has_gradient=False))
 
 
 @pytest.mark.thin(4)

@@ -29,6 +29,8 @@ def batch_matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     b = ("n", "k") if op.get_attr("adj_y") else ("k", "n")
     shapes = [value.dims or () for value in values]
     fronts = [shape[:-2] for shape in shapes]
+    if op.type == "BatchMatMul" and fronts[0] != fronts[1]:
+        return None  # it does not broadcast
     try:
         front = broadcast(*fronts)
     except Unknown:
