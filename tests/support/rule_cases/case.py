@@ -1,6 +1,9 @@
-"""A case of a rule: a function of rows, and how its rows are drawn."""
+"""A case of a rule: a function of rows, and how its rows, sizes, types and axes are drawn."""
 
 import dataclasses
+import functools
+import os
+import re
 import zlib
 from collections.abc import Callable
 
@@ -18,6 +21,9 @@ DTYPES = {
     "c": tf.complex128,
     "s": tf.string,
 }
+ANY = "dfil"  # the types of which `n`, any number, is drawn
+SIZES = (1, 2, 3, 4, 5, 7)  # some are those of batches
+_SIZE = re.compile(r"(\d*)([a-z]?)\+?(\d*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +34,11 @@ class Case:
         type: the operation that has to be spread.
         function: gives tensors.
         data: a tensor's sizes, `B` for the batch's rows, and after a colon its type, one letter
-            of `DTYPES`, for integers followed by their limit. Without `B` it is the same for all
-            batches.
+            of `DTYPES`, or `n` for any number, for integers followed by their limit. Without `B`
+            it is the same for all batches. A small letter is a size that `TEST_TURN` draws, the
+            same wherever the case has it: `n`, `2n`, `n+1`.
+        axis: the function also gets an axis of its first tensor, which `TEST_TURN` draws: "any",
+            or one "beside" the rows.
         traceless: whether the rule leaves no record: it passes on values, or makes them anew.
         is_compilable: whether XLA compiles it, and gives the same numbers.
         whole: other operations that may be computed whole, on gathered rows.
@@ -44,17 +53,41 @@ class Case:
     has_gradient: bool = True
     whole: tuple[str, ...] = ()
     tolerance: float = 1e-10
+    axis: str = ""
 
-    @property
+    @functools.cached_property
+    def drawn(self):
+        """What stands for the letters of `data`: sizes, `type` for any number, and `axis`."""
+        words = f"{self.type} {self.data} {self.axis}"
+        rng = np.random.default_rng([int(os.environ["TEST_TURN"]), zlib.crc32(words.encode())])
+        found = {one: int(rng.choice(SIZES)) for one in "abcdefghijklmnopqrstuvwxyz"}
+        first = self.data[0].partition(":")[0].split()
+        axes = [n for n, size in enumerate(first) if self.axis == "any" or size != "B"]
+        axes += [n - len(first) for n in axes]
+        return {**found, "type": str(rng.choice([*ANY])), "axis": int(rng.choice(axes or [0]))}
+
+    def size(self, text):
+        """The number that a text stands for."""
+        factor, letter, more = _SIZE.fullmatch(text).groups()
+        if not letter:
+            return int(text)
+        return int(factor or 1) * self.drawn[letter] + int(more or 0)
+
+    @functools.cached_property
     def specs(self):
         """(sizes, dtype, letter, limit) of each tensor."""
         found = []
         for text in self.data:
             sizes, _, kind = text.partition(":")
-            kind = kind or "d"
-            shape = [size if size == "B" else int(size) for size in sizes.split()]
-            found.append((shape, DTYPES[kind[0]], kind[0], int(kind[1:] or 5)))
+            kind = (self.drawn["type"] if kind[:1] == "n" else kind[:1] or "d") + kind[1:]
+            shape = [size if size == "B" else self.size(size) for size in sizes.split()]
+            found.append((shape, DTYPES[kind[0]], kind[0], self.size(kind[1:] or "5")))
         return found
+
+    def __str__(self):
+        shapes = [(shape, dtype.name) for shape, dtype, *_ in self.specs]
+        axis = f" axis {self.drawn['axis']}" if self.axis else ""
+        return f"{self.type} {self.data} {shapes}{axis} TEST_TURN={os.environ['TEST_TURN']}"
 
     def rows(self, batch, seed=0):
         """The tensors of a batch that have rows, the axis of rows first."""
@@ -133,7 +166,7 @@ class Case:
         """A function that gives results, and their gradients if TensorFlow has them."""
 
         def results(*rows):
-            made = self.function(*placed(rows))
+            made = self.function(*placed(rows), *([self.drawn["axis"]] if self.axis else []))
             return [made] if tf.is_tensor(made) else list(made)
 
         def with_gradients(*rows):

@@ -19,87 +19,89 @@ def _window(nd, size=2, stride=2, padding="VALID", **more):
 _2D = {"strides": [1, 1, 1, 1], "padding": "SAME"}
 _3D = {"strides": [1, 1, 1, 1, 1], "padding": "SAME"}
 _DEEP = {"tolerance": 1e-9}
-_add("Conv2D", lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), "B 4 4 2", "3 3 2 2", **_DEEP)
+_add("Conv2D", lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), "B h w c", "3 3 c d", **_DEEP)
 _add(
     "Conv2D",
     lambda x, w: tf.nn.conv2d(x, w, 2, "VALID", dilations=1),
-    "B 5 4 2",
-    "2 2 2 3",
+    "B h+1 w+1 c",
+    "2 2 c d",
     **_DEEP,
 )
 _add(
     "Conv2D",
     lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"),
-    "B 4 4 4",
-    "3 3 2 2",
+    "B h w 2c",
+    "3 3 c 2d",
     has_gradient=False,
     **_DEEP,
 )
 _grouped = tf.function(
     lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), autograph=False, jit_compile=True
 )
-_add("Conv2D", _grouped, "B 4 4 4", "3 3 2 2", **_DEEP)
+_add("Conv2D", _grouped, "B h w 2c", "3 3 c 2d", **_DEEP)
 for kind in ("SpaceToBatchND", "BatchToSpaceND"):
     _add(
         kind,
         lambda x, w: tf.nn.convolution(x, w, dilations=[2, 1], padding="SAME"),
-        "B 6 6 2",
-        "3 3 2 2",
+        "B h+4 w c",
+        "3 3 c d",
         **_DEEP,
     )
-    _add(kind, lambda x, w: tf.nn.convolution(x, w, dilations=2), "B 9 2", "3 2 3", **_DEEP)
+    _add(kind, lambda x, w: tf.nn.convolution(x, w, dilations=2), "B n+4 c", "3 c d", **_DEEP)
 _add(
     "Conv3D",
     lambda x, w: tf.nn.conv3d(x, w, _3D["strides"], "SAME"),
-    "B 3 3 3 2",
-    "2 2 2 2 2",
+    "B h w n c",
+    "2 2 2 c d",
     **_DEEP,
 )
 _add(
     "DepthwiseConv2dNative",
     lambda x, w: tf.nn.depthwise_conv2d(x, w, **_2D),
-    "B 4 4 2",
-    "2 2 2 2",
+    "B h w c",
+    "2 2 c d",
     **_DEEP,
 )
 _add(
     "DepthwiseConv2dNative",
     lambda x, w: tf.nn.depthwise_conv2d(x, w, [1, 2, 2, 1], "VALID"),
-    "B 5 5 2",
-    "2 2 2 1",
+    "B h+1 w+1 c",
+    "2 2 c 1",
     **_DEEP,
 )
 CASES["Conv2DBackpropInput"] = [
     case(
         "Conv2DBackpropInput",
-        lambda g, w: tf.nn.conv2d_transpose(g, w, [tf.shape(g)[0], 8, 8, 3], 2, "SAME"),
-        "B 4 4 2",
-        "3 3 3 2",
+        lambda g, w: tf.nn.conv2d_transpose(g, w, [tf.shape(g)[0], 8, 8, w.shape[2]], 2, "SAME"),
+        "B 4 4 c",
+        "3 3 d c",
         **_DEEP,
     ),
     case(
         "Conv2DBackpropInput",
-        lambda g, w: tf.nn.conv2d_transpose(g, w, [tf.shape(g)[0], 4, 4, 3], 1, "SAME"),
-        "B 4 4 2",
-        "3 3 3 2",
+        lambda g, w: tf.nn.conv2d_transpose(g, w, [tf.shape(g)[0], 4, 4, w.shape[2]], 1, "SAME"),
+        "B 4 4 c",
+        "3 3 d c",
         **_DEEP,
     ),
 ]
 CASES["Conv3DBackpropInputV2"] = [
     case(
         "Conv3DBackpropInputV2",
-        lambda g, w: tf.nn.conv3d_transpose(g, w, [tf.shape(g)[0], 4, 4, 4, 2], 2, "SAME"),
-        "B 2 2 2 2",
-        "2 2 2 2 2",
+        lambda g, w: tf.nn.conv3d_transpose(g, w, [tf.shape(g)[0], 4, 4, 4, w.shape[3]], 2, "SAME"),
+        "B 2 2 2 c",
+        "2 2 2 d c",
         **_DEEP,
     )
 ]
 CASES["DepthwiseConv2dNativeBackpropInput"] = [
     case(
         "DepthwiseConv2dNativeBackpropInput",
-        lambda g, w: tf.nn.depthwise_conv2d_backprop_input([tf.shape(g)[0], 4, 4, 2], w, g, **_2D),
-        "B 4 4 4",
-        "2 2 2 2",
+        lambda g, w: tf.nn.depthwise_conv2d_backprop_input(
+            [tf.shape(g)[0], 4, 4, w.shape[2]], w, g, **_2D
+        ),
+        "B 4 4 2c",
+        "2 2 c 2",
         **_DEEP,
     )
 ]
@@ -109,8 +111,8 @@ CASES["Conv2DBackpropFilter"] = [
         lambda x, g: raw.Conv2DBackpropFilter(
             input=x, filter_sizes=[3, 3, 2, 2], out_backprop=g, **_2D
         ),
-        "B 4 4 2",
-        "B 4 4 2",
+        "B h w 2",
+        "B h w 2",
         **_DEEP,
     )
 ]
@@ -120,8 +122,8 @@ CASES["Conv3DBackpropFilterV2"] = [
         lambda x, g: raw.Conv3DBackpropFilterV2(
             input=x, filter_sizes=[2, 2, 2, 2, 2], out_backprop=g, **_3D
         ),
-        "B 3 3 3 2",
-        "B 3 3 3 2",
+        "B h w n 2",
+        "B h w n 2",
         **_DEEP,
     )
 ]
@@ -129,8 +131,8 @@ CASES["DepthwiseConv2dNativeBackpropFilter"] = [
     case(
         "DepthwiseConv2dNativeBackpropFilter",
         lambda x, g: tf.nn.depthwise_conv2d_backprop_filter(x, [2, 2, 2, 2], g, **_2D),
-        "B 4 4 2",
-        "B 4 4 4",
+        "B h w 2",
+        "B h w 4",
         **_DEEP,
     )
 ]
@@ -139,8 +141,8 @@ _add(
     lambda x, w: raw.Dilation2D(
         input=x, filter=w, strides=[1, 1, 1, 1], rates=[1, 1, 1, 1], padding="SAME"
     ),
-    "B 4 4 2",
-    "2 2 2",
+    "B h w c",
+    "2 2 c",
     is_compilable=False,
 )
 _dilation = {"strides": [1, 1, 1, 1], "rates": [1, 1, 1, 1], "padding": "SAME"}
@@ -151,11 +153,11 @@ for _side in ("Input", "Filter"):
         lambda x, g, w, kind=_kind: getattr(raw, kind)(
             input=x, filter=w, out_backprop=g, **_dilation
         ),
-        "B 4 4 2",
-        "B 4 4 2",
-        "2 2 2",
+        "B h w c",
+        "B h w c",
+        "2 2 c",
     )
-for _nd, _shape in ((2, "B 4 4 2"), (3, "B 4 4 4 2")):
+for _nd, _shape in ((2, "B h+1 w+1 c"), (3, "B h+1 w+1 n+1 c")):
     _name = {2: "", 3: "3D"}[_nd]
     _f = {"is_compilable": _nd == 2}
     for _settings in (_window(_nd), _window(_nd, 3, 1, "SAME")):
@@ -196,19 +198,19 @@ for _nd, _shape in ((2, "B 4 4 2"), (3, "B 4 4 4 2")):
 _add(
     "MaxPoolWithArgmax",
     lambda x: tf.nn.max_pool_with_argmax(x, 2, 1, "SAME")[0],
-    "B 4 4 2",
+    "B h w c",
     is_compilable=False,
 )
 _add(
     "MaxPoolGradWithArgmax",
     lambda x: tf.gradients(tf.nn.max_pool_with_argmax(x, 2, 2, "VALID")[0] ** 2, x)[0],
-    "B 4 4 2",
+    "B h+1 w+1 c",
     has_gradient=False,
     is_compilable=False,
 )
 _add(
     "MaxPoolV2",
     lambda x: raw.MaxPoolV2(input=x, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="VALID"),
-    "B 4 4 2",
+    "B h+1 w+1 c",
     has_gradient=False,
 )

@@ -12,6 +12,7 @@ raw = tf.raw_ops
 _INTEGERS = """
     BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift PopulationCount Mod TruncateMod
 """.split()
+_NUMBERS = "Abs Add AddV2 Maximum Minimum Mul Neg Sign Square Sub".split()
 _BOOLEANS = "LogicalAnd LogicalNot LogicalOr".split()
 _POSITIVE = """
     Acosh Asin Acos Atanh BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Erfinv Igamma
@@ -52,14 +53,14 @@ _STRINGS = {
     "DecodeBase64": lambda x: tf.io.decode_base64(tf.io.encode_base64(x)),
     "EncodeBase64": lambda x: tf.io.encode_base64(x),
 }
-_UNARY = [("B 3",), ("3 B",), ("B",), ("B 2 1",)]
+_UNARY = [("B n",), ("n B",), ("B",), ("B n 1",)]
 _BINARY = [
-    ("B 3", "B 3"),
-    ("3 B", "B"),
-    ("B 2", "2"),
-    ("B 1", "1 3"),
-    ("2 B 3", "B 1"),
-    ("1 B", "3 1"),
+    ("B n", "B n"),
+    ("n B", "B"),
+    ("B n", "n"),
+    ("B 1", "1 n"),
+    ("n B m", "B 1"),
+    ("1 B", "n 1"),
 ]
 _NOT_COMPILED = (
     "BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Dawsn Expint "
@@ -80,8 +81,8 @@ def _arity(kind):
 def _cases(kind):
     if kind in _STRINGS:
         return [
-            case(kind, _STRINGS[kind], "B 3:s", is_compilable=False),
-            case(kind, _STRINGS[kind], "2 B:s", is_compilable=False),
+            case(kind, _STRINGS[kind], "B n:s", is_compilable=False),
+            case(kind, _STRINGS[kind], "n B:s", is_compilable=False),
         ]
     letter = (
         ":i9"
@@ -90,6 +91,8 @@ def _cases(kind):
         if kind in _BOOLEANS
         else ":p"
         if kind in _POSITIVE
+        else ":n"
+        if kind in _NUMBERS
         else ""
     )
     count = 2 if kind in _OTHER else _arity(kind)
@@ -98,9 +101,9 @@ def _cases(kind):
     if kind == "Betainc":
         return [
             case(kind, function, *[shape + letter] * 3, has_gradient=False)
-            for shape in ("B 2", "2 B")
+            for shape in ("B n", "n B")
         ]
-    shapes = _UNARY if count == 1 else [_BINARY[0], ("2 B", "2 B")] if same else _BINARY
+    shapes = _UNARY if count == 1 else [_BINARY[0], ("n B", "n B")] if same else _BINARY
     settings = {"is_compilable": kind not in (*_NOT_COMPILED, "AsString")}
     settings["tolerance"] = 1e-6 if kind == "Cast" else 1e-10
     return [case(kind, function, *(one + letter for one in shape), **settings) for shape in shapes]
@@ -111,10 +114,10 @@ CASES.update(
     {
         kind: [
             case(
-                kind, lambda x, kind=kind: 2.0 * getattr(raw, kind)(input=x), "B 3", traceless=True
+                kind, lambda x, kind=kind: 2.0 * getattr(raw, kind)(input=x), "B n", traceless=True
             ),
             case(
-                kind, lambda x, kind=kind: 2.0 * getattr(raw, kind)(input=x), "2 B", traceless=True
+                kind, lambda x, kind=kind: 2.0 * getattr(raw, kind)(input=x), "n B", traceless=True
             ),
         ]
         for kind in ("Identity", "StopGradient", "PreventGradient", "Snapshot")
@@ -124,7 +127,7 @@ CASES["PreventGradient"] = [
     case(
         "PreventGradient",
         lambda x: 2.0 * raw.PreventGradient(input=x),
-        "B 3",
+        "B n",
         traceless=True,
         has_gradient=False,
     )
@@ -133,8 +136,8 @@ CASES["IdentityN"] = [
     case(
         "IdentityN",
         lambda x, y: [2.0 * one for one in tf.identity_n([x, y])],
-        "B 3",
-        "2 B",
+        "B n",
+        "n B",
         traceless=True,
     )
 ]
@@ -142,26 +145,26 @@ CASES["EnsureShape"] = [
     case("EnsureShape", lambda x: 2.0 * tf.ensure_shape(x, [None, 3]), "B 3", traceless=True)
 ]
 CASES["Bitcast"] = [
-    case("Bitcast", lambda x: tf.bitcast(x, tf.int64), "B 3"),
-    case("Bitcast", lambda x: tf.bitcast(x, tf.int64), "2 B"),
+    case("Bitcast", lambda x: tf.bitcast(x, tf.int64), "B n"),
+    case("Bitcast", lambda x: tf.bitcast(x, tf.int64), "n B"),
 ]
 CASES["Select"] = [
-    case("Select", lambda x, y: raw.Select(condition=x > 0.0, x=x, y=y), "B 3", "B 3"),
-    case("Select", lambda c, x, y: raw.Select(condition=c > 0.0, x=x, y=y), "B", "B 3 2", "B 3 2"),
-    case("Select", lambda c, x, y: raw.Select(condition=c > 0.0, x=x, y=y), "", "2 B", "2 B"),
+    case("Select", lambda x, y: raw.Select(condition=x > 0.0, x=x, y=y), "B n", "B n"),
+    case("Select", lambda c, x, y: raw.Select(condition=c > 0.0, x=x, y=y), "B", "B n m", "B n m"),
+    case("Select", lambda c, x, y: raw.Select(condition=c > 0.0, x=x, y=y), "", "n B", "n B"),
 ]
 CASES["BiasAdd"] = [
-    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b), "B 3", "3"),
-    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b), "3 B", "B"),
-    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b), "2 B 2", "2"),
-    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), "B 2 3 2", "2"),
-    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), "2 2 B 2", "2"),
+    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b), "B n", "n"),
+    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b), "n B", "B"),
+    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b), "n B c", "c"),
+    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), "B c n m", "c"),
+    case("BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), "n c B m", "c"),
 ]
 CASES["BiasAddGrad"] = [
-    case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x), "B 3"),
-    case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x), "3 B"),
-    case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x, data_format="NCHW"), "B 2 3 2"),
-    case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x, data_format="NCHW"), "2 B 3 2"),
+    case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x), "B n"),
+    case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x), "n B"),
+    case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x, data_format="NCHW"), "B c n m"),
+    case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x, data_format="NCHW"), "n c B m"),
 ]
 
 
@@ -170,19 +173,19 @@ def _quantize(x):
 
 
 CASES["QuantizeAndDequantizeV4"] = [
-    case("QuantizeAndDequantizeV4", _quantize, "B 3", is_compilable=False, has_gradient=False)
+    case("QuantizeAndDequantizeV4", _quantize, "B n", is_compilable=False, has_gradient=False)
 ]
 CASES["FakeQuantWithMinMaxVars"] = [
     case(
         "FakeQuantWithMinMaxVars",
         lambda x: tf.quantization.fake_quant_with_min_max_vars(x, -1.0, 1.0),
-        "B 3:f",
+        "B n:f",
         tolerance=1e-5,
     ),
     case(
         "FakeQuantWithMinMaxVars",
         lambda x: tf.quantization.fake_quant_with_min_max_vars(x, -1.0, 1.0),
-        "2 B:f",
+        "n B:f",
         tolerance=1e-5,
     ),
 ]
@@ -190,7 +193,7 @@ CASES["FakeQuantWithMinMaxArgs"] = [
     case(
         "FakeQuantWithMinMaxArgs",
         lambda x: tf.quantization.fake_quant_with_min_max_args(x, -1.0, 1.0),
-        "B 3:f",
+        "B n:f",
         tolerance=1e-5,
     )
 ]
@@ -203,33 +206,33 @@ CASES["FakeQuantWithMinMaxVarsGradient"] = [
         *data,
         tolerance=1e-5,
     )
-    for data in (("B 3:f", "B 3:f"), ("2 B:f", "2 B:f"))
+    for data in (("B n:f", "B n:f"), ("n B:f", "n B:f"))
 ]
 CASES["FakeQuantWithMinMaxArgsGradient"] = [
     case(
         "FakeQuantWithMinMaxArgsGradient",
         lambda g, x: raw.FakeQuantWithMinMaxArgsGradient(gradients=g, inputs=x, min=-0.5, max=0.5),
-        "2 B:f",
-        "2 B:f",
+        "n B:f",
+        "n B:f",
         tolerance=1e-5,
     )
 ]
 CASES["AddN"] = [
-    case("AddN", lambda x, y: tf.add_n([x, y, x]), "B 3", "B 3"),
-    case("AddN", lambda x, y: tf.add_n([x, y]), "2 B", "2 B"),
+    case("AddN", lambda x, y: tf.add_n([x, y, x]), "B n:n", "B n:n"),
+    case("AddN", lambda x, y: tf.add_n([x, y]), "n B:n", "n B:n"),
     case(
         "AddN",
         lambda x, y: tf.add_n([tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)]),
-        "B 3",
-        "B 3",
+        "B n",
+        "B n",
         traceless=True,
     ),
 ]
 CASES["ZerosLike"] = [
-    case("ZerosLike", lambda x: tf.raw_ops.ZerosLike(x=x), "B 3"),
-    case("ZerosLike", lambda x: tf.raw_ops.ZerosLike(x=x), "2 B"),
+    case("ZerosLike", lambda x: tf.raw_ops.ZerosLike(x=x), "B n:n"),
+    case("ZerosLike", lambda x: tf.raw_ops.ZerosLike(x=x), "n B"),
 ]
 CASES["OnesLike"] = [
-    case("OnesLike", lambda x: tf.raw_ops.OnesLike(x=x), "B 3"),
-    case("OnesLike", lambda x: tf.raw_ops.OnesLike(x=x), "2 B"),
+    case("OnesLike", lambda x: tf.raw_ops.OnesLike(x=x), "B n:n"),
+    case("OnesLike", lambda x: tf.raw_ops.OnesLike(x=x), "n B"),
 ]

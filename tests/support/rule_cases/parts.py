@@ -11,26 +11,26 @@ def _add(kind, function, *data, **settings):
     CASES.setdefault(kind, []).append(case(kind, function, *data, **settings))
 
 
-_add("Reshape", lambda x: tf.reshape(x, [-1, 6]), "B 2 3")
-_add("Reshape", lambda x: tf.reshape(x, [2 * tf.shape(x)[0], 3]), "B 2 3")
-_add("Reshape", lambda x: tf.reshape(x, [2, -1]), "2 B 2")
-_add("Reshape", lambda x: tf.reshape(x, [-1]), "B 2")
+_add("Reshape", lambda x: tf.reshape(x, [-1, x.shape[1] * x.shape[2]]), "B n m")
+_add("Reshape", lambda x: tf.reshape(x, [2 * tf.shape(x)[0], x.shape[2]]), "B 2 n")
+_add("Reshape", lambda x: tf.reshape(x, [x.shape[0], -1]), "n B m")
+_add("Reshape", lambda x: tf.reshape(x, [-1]), "B n")
 _add("Reshape", lambda x: tf.reshape(tf.reshape(x, [-1, 2]), [tf.shape(x)[0], 2, 2]), "B 4")
-_add("ReverseSequence", lambda x, n: tf.reverse_sequence(x, n, 1, 0), "B 5 2", "B:i")
-_add("ReverseSequence", lambda x, n: tf.reverse_sequence(x, n, 0, 1), "5 B 2", "B:i")
-_add("ReverseSequence", lambda x, n: tf.reverse_sequence(x, n, 1, 0), "2 5 B", "2:i")
-_add("Transpose", lambda x: tf.transpose(x, [1, 0]) * 2.0, "B 3")
-_add("Transpose", lambda x: tf.transpose(x, [2, 0, 1]) * 2.0, "2 B 2")
-_add("ExpandDims", lambda x: tf.expand_dims(x, 0), "B 3")
-_add("ExpandDims", lambda x: tf.expand_dims(x, -1), "2 B")
-_add("ExpandDims", lambda x: tf.expand_dims(x, -2), "2 B 2")
-_add("Squeeze", lambda x: tf.squeeze(x, [1]), "B 1 2")
+_add("ReverseSequence", lambda x, n: tf.reverse_sequence(x, n, 1, 0), "B n m", "B:in")
+_add("ReverseSequence", lambda x, n: tf.reverse_sequence(x, n, 0, 1), "n B m", "B:in")
+_add("ReverseSequence", lambda x, n: tf.reverse_sequence(x, n, 1, 0), "m n B", "m:in")
+_add("Transpose", lambda x: tf.transpose(x, [1, 0]) * 2.0, "B n")
+_add("Transpose", lambda x: tf.transpose(x, [2, 0, 1]) * 2.0, "n B m")
+_add("ExpandDims", tf.expand_dims, "B n", axis="any")
+_add("ExpandDims", tf.expand_dims, "n B", axis="any")
+_add("ExpandDims", tf.expand_dims, "n B m", axis="any")
+_add("Squeeze", lambda x: tf.squeeze(x, [1]), "B 1 n")
 _add("Squeeze", lambda x: tf.squeeze(x, [0, -1]), "1 B 1")
 _add("BroadcastTo", lambda x: tf.broadcast_to(x, [2, tf.shape(x)[0], 3]), "B 1")
 _add("BroadcastTo", lambda x: tf.broadcast_to(x, [tf.shape(x)[1], tf.shape(x)[1], 2]), "1 B 1")
-_add("Tile", lambda x: tf.tile(x, [1, 2]), "B 2")
+_add("Tile", lambda x: tf.tile(x, [1, 2]), "B n")
 _add("Tile", lambda x: tf.tile(x, [2, 1, 3]), "1 B 1")
-_add("Tile", lambda x: tf.tile(x, [2, 1, 1]), "2 B 2")
+_add("Tile", lambda x: tf.tile(x, [2, 1, 1]), "n B m")
 _T = {"traceless": True}
 _add("Fill", lambda x: x * tf.fill([tf.shape(x)[0], 2], tf.constant(3.0, tf.float64)), "B 2", **_T)
 _add("Fill", lambda x: x * tf.fill([2, tf.shape(x)[1]], tf.constant(3.0, tf.float64)), "2 B", **_T)
@@ -56,67 +56,67 @@ _add(
 _add("Const", lambda x: x * tf.constant([[1.0, 2.0]], tf.float64), "B 2", **_T)
 _add("Const", lambda x: x * tf.constant([[1.0], [2.0]], tf.float64), "2 B", **_T)
 
-_add("GatherV2", lambda x, i: tf.gather(x, i), "5 2", "B 3:i5")
-_add("GatherV2", lambda x, i: tf.gather(x, i, axis=1), "B 5", "2:i5")
-_add("GatherV2", lambda x, i: tf.gather(x, i, axis=-1), "2 B 5", "3 2:i5")
-_add("GatherV2", lambda x, i: tf.gather(x, i, axis=1, batch_dims=1), "B 5 2", "B 2:i5")
-_add("GatherV2", lambda x, i: tf.gather(x, i, axis=2, batch_dims=1), "B 2 5", "B 2:i5")
+_add("GatherV2", lambda x, i: tf.gather(x, i), "k n", "B m:ik")
+_add("GatherV2", lambda x, i: tf.gather(x, i, axis=1), "B k", "n:ik")
+_add("GatherV2", lambda x, i: tf.gather(x, i, axis=-1), "n B k", "l m:ik")
+_add("GatherV2", lambda x, i: tf.gather(x, i, axis=1, batch_dims=1), "B k n", "B m:ik")
+_add("GatherV2", lambda x, i: tf.gather(x, i, axis=2, batch_dims=1), "B n k", "B m:ik")
 _add(
     "GatherV2",
     lambda x, i: raw.GatherV2(params=x, indices=i, axis=1, batch_dims=-1),
-    "B 5 2",
-    "B 2:i5",
+    "B k n",
+    "B m:ik",
     has_gradient=False,
     is_compilable=False,
 )
 _add(
     "GatherV2",
     lambda x, i: tf.gather(x, i, axis=2, batch_dims=2),
-    "2 B 5",
-    "2 B 2:i5",
+    "n B k",
+    "n B m:ik",
     whole=("Reshape",),
 )
-_add("GatherNd", lambda x, i: tf.gather_nd(x, i), "4 4 2", "B 2:i4")
-_add("GatherNd", lambda x, i: tf.gather_nd(x, i), "2 2", "3 B 1:i2")
+_add("GatherNd", lambda x, i: tf.gather_nd(x, i), "k k n", "B 2:ik")
+_add("GatherNd", lambda x, i: tf.gather_nd(x, i), "k n", "m B 1:ik")
 _add("GatherNd", lambda x: tf.gather_nd(x, [[0], [2], [0]]), "3 B")
-_add("GatherNd", lambda x, i: tf.gather_nd(x, i, batch_dims=1), "B 4 2", "B 3 1:i4")
-_add("ScatterNd", lambda i, u: tf.scatter_nd(i, u, [4, 2]), "B 1:i4", "B 2")
-_add("ScatterNd", lambda i, u: tf.scatter_nd(i, u, [4, 4]), "2 B 2:i4", "2 B")
+_add("GatherNd", lambda x, i: tf.gather_nd(x, i, batch_dims=1), "B k n", "B m 1:ik")
+_add("ScatterNd", lambda i, u: tf.scatter_nd(i, u, [4, u.shape[1]]), "B 1:i4", "B n")
+_add("ScatterNd", lambda i, u: tf.scatter_nd(i, u, [4, 4]), "n B 2:i4", "n B")
 _add("ScatterNd", lambda u: tf.scatter_nd([[0], [2], [0]], u, [3, tf.shape(u)[1]]), "3 B")
-_add("ConcatV2", lambda x, y: tf.concat([x, y], 1), "B 3", "B 2")
-_add("ConcatV2", lambda x, y: tf.concat([x, y, x], 0), "2 B", "1 B")
-_add("ConcatV2", lambda x, y: tf.concat([x, y, x], -1), "2 B 2", "2 B 1")
-_add("Pack", lambda x, y: tf.stack([x, y]), "B 3", "B 3")
-_add("Pack", lambda x, y: tf.stack([x, y], -1), "2 B", "2 B")
-_add("Unpack", lambda x: tf.unstack(x, 3, -1), "B 3")
-_add("Unpack", lambda x: tf.unstack(x, 2, 0), "2 B 2")
-_add("Split", lambda x: tf.split(x, 2, -1), "B 4")
-_add("Split", lambda x: tf.split(x, 2, 0), "2 B")
-_add("SplitV", lambda x: tf.split(x, [1, 3], -1), "B 4")
-_add("SplitV", lambda x: tf.split(x, [1, -1], 0), "3 B")
-_add("Pad", lambda x: tf.pad(x, [[0, 0], [1, 2]]), "B 3")
-_add("Pad", lambda x: tf.pad(x, [[1, 0], [0, 0], [0, 2]]), "2 B 2")
-_add("PadV2", lambda x: tf.pad(x, [[0, 0], [1, 2]], constant_values=2.0), "B 3")
-_add("MirrorPad", lambda x: tf.pad(x, [[0, 0], [1, 2]], "REFLECT"), "B 3")
-_add("MirrorPad", lambda x: tf.pad(x, [[1, 1], [0, 0]], "SYMMETRIC"), "2 B")
+_add("ConcatV2", lambda x, y: tf.concat([x, y], 1), "B n:n", "B m:n")
+_add("ConcatV2", lambda x, y: tf.concat([x, y, x], 0), "n B", "m B")
+_add("ConcatV2", lambda x, y: tf.concat([x, y, x], -1), "n B m", "n B k")
+_add("Pack", lambda x, y, axis: tf.stack([x, y], axis), "B n:n", "B n:n", axis="any")
+_add("Pack", lambda x, y: tf.stack([x, y], -1), "n B", "n B")
+_add("Unpack", lambda x: tf.unstack(x, axis=-1), "B n")
+_add("Unpack", lambda x: tf.unstack(x, axis=0), "n B m")
+_add("Split", lambda x: tf.split(x, 2, -1), "B 2n")
+_add("Split", lambda x: tf.split(x, 2, 0), "2n B m")
+_add("SplitV", lambda x: tf.split(x, [1, -1], -1), "B n+1")
+_add("SplitV", lambda x: tf.split(x, [1, -1], 0), "n+1 B")
+_add("Pad", lambda x: tf.pad(x, [[0, 0], [1, 2]]), "B n")
+_add("Pad", lambda x: tf.pad(x, [[1, 0], [0, 0], [0, 2]]), "n B m")
+_add("PadV2", lambda x: tf.pad(x, [[0, 0], [1, 2]], constant_values=2.0), "B n")
+_add("MirrorPad", lambda x: tf.pad(x, [[0, 0], [1, 2]], "REFLECT"), "B n+2")
+_add("MirrorPad", lambda x: tf.pad(x, [[1, 1], [0, 0]], "SYMMETRIC"), "n B")
 _add(
     "MirrorPadGrad",
     lambda x: raw.MirrorPadGrad(input=x, paddings=[[0, 0], [1, 1]], mode="REFLECT"),
     "B 4",
     is_compilable=True,
 )
-_add("Slice", lambda x: tf.slice(x, [0, 1], [-1, 2]), "B 4")
-_add("Slice", lambda x: tf.slice(x, [0, 1], [tf.shape(x)[0], -1]), "B 4")
-_add("Slice", lambda x: tf.slice(x, [1, 0, 0], [1, -1, 2]), "2 B 2")
-_add("StridedSlice", lambda x: x[:, 1], "B 3")
-_add("StridedSlice", lambda x: x[..., 1:], "B 3")
-_add("StridedSlice", lambda x: x[:, ::-1], "B 3")
-_add("StridedSlice", lambda x: x[:, -2:, tf.newaxis], "B 3 2")
-_add("StridedSlice", lambda x: x[1, ..., ::2], "2 B 2 3")
-_add("StridedSlice", lambda x: x[tf.newaxis, ..., 0], "B 2 2")
-_add("StridedSlice", lambda x: x[:, ..., tf.newaxis], "2 B")
-_add("StridedSlice", lambda x: x[: tf.shape(x)[0], 1:], "B 3")
-_add("StridedSlice", lambda x: x[1:, :, 2:0:-1], "2 B 3")
+_add("Slice", lambda x: tf.slice(x, [0, 1], [-1, 2]), "B n+2")
+_add("Slice", lambda x: tf.slice(x, [0, 1], [tf.shape(x)[0], -1]), "B n")
+_add("Slice", lambda x: tf.slice(x, [1, 0, 0], [1, -1, 2]), "n+1 B m+1")
+_add("StridedSlice", lambda x: x[:, 1], "B n+1")
+_add("StridedSlice", lambda x: x[..., 1:], "B n")
+_add("StridedSlice", lambda x: x[:, ::-1], "B n")
+_add("StridedSlice", lambda x: x[:, -2:, tf.newaxis], "B n m")
+_add("StridedSlice", lambda x: x[1, ..., ::2], "n+1 B m k")
+_add("StridedSlice", lambda x: x[tf.newaxis, ..., 0], "B n m")
+_add("StridedSlice", lambda x: x[:, ..., tf.newaxis], "n B")
+_add("StridedSlice", lambda x: x[: tf.shape(x)[0], 1:], "B n")
+_add("StridedSlice", lambda x: x[1:, :, 2:0:-1], "n B m")
 _add(
     "StridedSliceGrad",
     lambda g: raw.StridedSliceGrad(
@@ -145,22 +145,22 @@ _add(
     "B",
 )
 _add("OneHot", lambda x: tf.one_hot(x, 3, dtype=tf.float64), "B:i4")
-_add("OneHot", lambda x: tf.one_hot(x, 3, axis=0, dtype=tf.float64), "2 B:i4")
-_add("OneHot", lambda x: tf.one_hot(x, 2, axis=1, dtype=tf.float64), "B 2:i4")
+_add("OneHot", lambda x: tf.one_hot(x, 3, axis=0, dtype=tf.float64), "n B:i4")
+_add("OneHot", lambda x: tf.one_hot(x, 2, axis=1, dtype=tf.float64), "B n:i4")
 for _side in ("Lower", "Upper"):
     _of = getattr(raw, f"{_side}Bound")
     _add(
         f"{_side}Bound",
         lambda x, y, of=_of: of(sorted_inputs=tf.sort(x), values=y),
-        "B 4",
-        "B 3",
+        "B n:n",
+        "B m:n",
         is_compilable=_side == "Lower" and False,
     )
 _add(
-    "Bucketize", lambda x: raw.Bucketize(input=x, boundaries=[-0.5, 0.5]), "B 3", is_compilable=True
+    "Bucketize", lambda x: raw.Bucketize(input=x, boundaries=[-0.5, 0.5]), "B n", is_compilable=True
 )
 _add(
-    "Bucketize", lambda x: raw.Bucketize(input=x, boundaries=[-0.5, 0.5]), "2 B", is_compilable=True
+    "Bucketize", lambda x: raw.Bucketize(input=x, boundaries=[-0.5, 0.5]), "n B", is_compilable=True
 )
 for _kind, _of in {
     "Update": tf.tensor_scatter_nd_update,
@@ -169,12 +169,12 @@ for _kind, _of in {
     "Max": tf.tensor_scatter_nd_max,
     "Min": tf.tensor_scatter_nd_min,
 }.items():
-    _add(f"TensorScatter{_kind}", lambda x, u, of=_of: of(x, [[0], [2]], u), "3 B", "2 B")
-    _add(f"TensorScatter{_kind}", lambda x, u, of=_of: of(x, [[0, 1]], u), "2 2 B", "1 B")
+    _add(f"TensorScatter{_kind}", lambda x, u, of=_of: of(x, [[0], [2]], u), "n+2 B", "2 B")
+    _add(f"TensorScatter{_kind}", lambda x, u, of=_of: of(x, [[0, 1]], u), "n m+1 B", "1 B")
 
 for _kind, _of in {"Add": tf.tensor_scatter_nd_add, "Sub": tf.tensor_scatter_nd_sub}.items():
     _add(
-        f"TensorScatter{_kind}", lambda x, i, u, of=_of: of(x, i[:, None], u), "4 2", "B:i4", "B 2"
+        f"TensorScatter{_kind}", lambda x, i, u, of=_of: of(x, i[:, None], u), "k n", "B:ik", "B n"
     )
     _add(f"TensorScatter{_kind}", lambda i, u, of=_of: of(tf.ones(4), i[:, None], u), "B:i4", "B:f")
 
@@ -200,20 +200,20 @@ for _kind, _of in {
         tf.random.stateless_uniform(shape, _SEED, None, None, tf.int32), tf.float64
     ),
 }.items():
-    _add(_kind, lambda x, of=_of: x * of(tf.shape(x)), "B 3", **_T)
-    _add(_kind, lambda x, of=_of: x * of([tf.shape(x)[0], 1, 5]), "B 2 1", **_T)
+    _add(_kind, lambda x, of=_of: x * of(tf.shape(x)), "B n", **_T)
+    _add(_kind, lambda x, of=_of: x * of([tf.shape(x)[0], 1, 5]), "B n 1", **_T)
 _add(
     "StatelessRandomUniformV2",
     lambda x: x * tf.random.stateless_uniform(tf.shape(x), _SEED),
-    "B 5:f",
+    "B n:f",
     traceless=True,
     tolerance=1e-6,
 )
 _add(
     "StatelessRandomNormalV2",
     lambda x: x * tf.random.stateless_normal(tf.shape(x), _SEED),
-    "B 7:f",
+    "B n:f",
     traceless=True,
     tolerance=1e-6,
 )
-_add("StatelessRandomGetAlg", lambda x: x * _normal(tf.shape(x)), "B 3", **_T)
+_add("StatelessRandomGetAlg", lambda x: x * _normal(tf.shape(x)), "B n", **_T)
