@@ -236,7 +236,7 @@ def _made_by(
             f"{getattr(make, '__name__', make)!r}, which returns {template!r}."
         )
     _check_template(template)
-    if is_moved and not template.built:
+    if is_moved and not engines.is_built(template):
         raise ValueError(
             "A function whose model is spread over the devices must return a built model, whose "
             f"weights exist. Received: {template.name!r}, which is not built. Give it an input "

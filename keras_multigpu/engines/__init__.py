@@ -40,7 +40,7 @@ from keras_multigpu.engines.shared import (
     is_training,
     reason_of,
 )
-from keras_multigpu.engines.templates import all_layers, metrics_of, own_steps, state_read
+from keras_multigpu.engines.templates import all_layers, is_built, metrics_of, own_steps, state_read
 from keras_multigpu.engines.values import Holding, Request, Result, Transfer
 
 

@@ -18,6 +18,16 @@ def all_layers(model: keras.Model) -> list[keras.Layer]:
     return model._flatten_layers()  # Keras has no public walk over them
 
 
+def is_built(model: keras.Model) -> bool:
+    """Whether a model's weights exist.
+
+    Keras takes a Sequential model for built if it has an input shape, even where Keras can't infer
+    the shapes of the layers within: their weights are made when they are called.
+    """
+    half = [one for one in all_layers(model) if isinstance(one, keras.Sequential) and one.built]
+    return model.built and all(layer.built for one in half for layer in one.layers)
+
+
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
     """The metrics in a model, in Keras's list: that of the class may be what `compile` makes."""
     of_keras: Any = keras.Model.metrics

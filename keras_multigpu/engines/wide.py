@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 
 import keras
 
+from keras_multigpu.engines.templates import is_built
 from keras_multigpu.engines.values import Request
 from keras_multigpu.graphs.costs import flops
 from keras_multigpu.graphs.graph import is_graph, read_graph
@@ -141,7 +142,7 @@ def check_mesh(request: Request, is_joined: bool) -> None:
             "`model_devices` needs devices of one process. Received: "
             f"model_devices={width} in one of several joined processes. Use `shard='weights'`."
         )
-    if request.template.built:
+    if is_built(request.template):
         check_wide(request.template, width)
 
 
@@ -160,7 +161,7 @@ def adapt_mesh(request: Request) -> Request:
 
 def usable(model: keras.Model, devices: tuple[str, ...]) -> tuple[str, ...]:
     """As many of the devices as the weights of a model can be spread over."""
-    while model.built and len(devices) > 1:
+    while is_built(model) and len(devices) > 1:
         try:
             find_wide(model, len(devices))
         except ValueError:

@@ -68,6 +68,8 @@ class Graph:
 def is_graph(model: Any) -> bool:
     """Whether a model is a plain Sequential or functional model, with Keras's own `call`."""
     if isinstance(model, keras.Sequential):
+        if model.built and not hasattr(model, "inputs"):
+            return False  # Keras can't infer its shapes, so that it has no symbolic tensors
         kind: Any = keras.Sequential
     else:
         kind = _functional_class()

@@ -123,7 +123,7 @@ class ParallelModel(SteppedModel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; builds the template first if it is not built."""
         note_use(self)
-        if not self.built:
+        if not engines.is_built(self):
             with computing(self):
                 self._parallel_build(args, kwargs)
         with calling(self), engines.current().remote.explained():

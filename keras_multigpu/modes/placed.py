@@ -15,7 +15,7 @@ class PlacedModel(ParallelModel):
 
     def _parallel_run_on(self, runner: engines.Runner) -> None:
         super()._parallel_run_on(runner)
-        if self.template.built:
+        if engines.is_built(self.template):
             self._parallel_lay_out()
             self._parallel_place()
 

@@ -137,7 +137,7 @@ class TowerParallel(Members):
     def built(self) -> bool:
         """Whether the variables of all replicas and of the mix exist."""
         parts = (self.template, *self._parallel_clones, self._parallel_mix)
-        return all(part is not None and part.built for part in parts)
+        return all(part is not None and engines.is_built(part) for part in parts)
 
     @built.setter
     def built(self, value: bool) -> None:

@@ -126,14 +126,16 @@ def check_rows(given: Any) -> None:
         )
 
 
+def first_batch(data: Any) -> Any:
+    """A source's first batch; `None` if only a whole pass over it may begin one."""
+    if isinstance(data, keras.utils.PyDataset):
+        return data[0]
+    return next(iter(data), None) if hasattr(data, "element_spec") else None
+
+
 def rows_of_first_batch(data: Any) -> int | None:
     """The rows of a source's first batch; `None` if only a whole pass over it may begin one."""
-    if isinstance(data, keras.utils.PyDataset):
-        batch = data[0]
-    elif hasattr(data, "element_spec"):
-        batch = next(iter(data), None)
-    else:
-        return None
+    batch = first_batch(data)
     leaves = [one for one in keras.tree.flatten(batch) if one is not None]
     shape: Any = getattr(leaves[0], "shape", ()) if leaves else ()
     return int(shape[0]) if len(shape) else None

@@ -136,7 +136,7 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
     All that the first step would make exists already: weights, slots, metrics.
     """
     with traced_anew(), watch_kept(model), _further_optimizers_copied(model):
-        if not model.built:
+        if not engines.is_built(model):
             model.predict_on_batch(batch[0])
         if training:
             build_optimizer(model)

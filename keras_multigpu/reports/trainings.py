@@ -14,10 +14,15 @@ from keras_multigpu.arguments import check_model, device_counts, positive_intege
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import MODES, Mode, make_parallel, options_of
 from keras_multigpu.reports.forms import VIRTUAL, are_virtual, describe_environment
-from keras_multigpu.reports.inputs import check_data, needs_targets, rows_of_first_batch
+from keras_multigpu.reports.inputs import (
+    check_data,
+    first_batch,
+    needs_targets,
+    rows_of_first_batch,
+)
 from keras_multigpu.reports.models import model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
-from keras_multigpu.reports.timing import Stopwatch, Training
+from keras_multigpu.reports.timing import Stopwatch, Training, take_rows
 
 _KERAS_BATCH_SIZE = 32
 _COMPILE = "`compile_with=lambda parallel: parallel.compile(...)`"
@@ -113,6 +118,9 @@ def scaling(
     sizes = [rows * count if rows and weak else rows for count in counts]
     rounds = [warm_up] * (warm_up > 0) + [epochs] * repeats
     moves = mode == "model" or options.get("shard") is not None
+    if not engines.is_built(model):  # a Sequential model whose shapes Keras can't infer
+        batch = take_rows(data, rows) if rows else first_batch(data)
+        model(keras.utils.unpack_x_y_sample_weight(batch)[0])
     with model_kept(model):
         models = [make_parallel(model, count, mode, **options) for count in counts]
         trainings = [_prepare(one, compile_with) for one in models]

@@ -36,7 +36,7 @@ from keras_multigpu.engines.shared import (
     state_of_none,
     unique,
 )
-from keras_multigpu.engines.templates import forget_losses, metrics_variables
+from keras_multigpu.engines.templates import forget_losses, is_built, metrics_variables
 from keras_multigpu.engines.values import Call, Request, Result, Tensor
 
 # The runner whose parallel model's `stateless_call` is running.
@@ -131,7 +131,7 @@ class CommitteeRunner(JaxRunner, TowerRunner):
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         """The variables as a step sees them: stacked where each replica has its own."""
-        if not self._has_own_weights or not all(model.built for model in self.models):
+        if not self._has_own_weights or not all(map(is_built, self.models)):
             return list(variables)
         self._make_stacks()
         parts = {id(part): id(s.parts[0]) for s in self._stacks.values() for part in s.parts}

@@ -35,7 +35,7 @@ from keras_multigpu.engines.jax.state.state_shards import (
 from keras_multigpu.engines.jax.threads import in_fresh_thread
 from keras_multigpu.engines.runners import DataRunner
 from keras_multigpu.engines.shared import split_tensors, value_of
-from keras_multigpu.engines.templates import forget_losses
+from keras_multigpu.engines.templates import forget_losses, is_built
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import adapt_mesh, check_mesh, names_of
 
@@ -210,7 +210,7 @@ class RowsRunner(JaxRunner, DataRunner):
             make_whole(self._template.variables)
         if self._parts is None:
             return
-        if self._parts.of_weights and self._template.built:
+        if self._parts.of_weights and is_built(self._template):
             self._parts.put(self._template.variables)
             self._parts.release(self._template)
         if optimizer is not None:

@@ -13,7 +13,7 @@ from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.pure import JaxRunner
 from keras_multigpu.engines.jax.state.shards import WideLayers
 from keras_multigpu.engines.runners import ModelRunner
-from keras_multigpu.engines.templates import forget_losses
+from keras_multigpu.engines.templates import forget_losses, is_built
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import SPREAD, check_wide, usable
 
@@ -43,7 +43,7 @@ class ShardsRunner(WideLayers, JaxRunner, ModelRunner):
                 f"spread over all. Received: placement={placement!r}."
                 f"{did_you_mean(placement, [SPREAD])} Leave it out, or use TensorFlow."
             )
-        if request.template.built:
+        if is_built(request.template):
             check_wide(request.template, len(request.devices))
 
     @classmethod

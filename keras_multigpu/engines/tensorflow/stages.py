@@ -145,10 +145,12 @@ def _is_wide(template: keras.Model, placement: Any) -> bool:
 def _check_graph(template: keras.Model) -> None:
     """Raises a `ValueError` unless a model is a plain graph without optional inputs."""
     if not is_graph(template):
+        is_unknown = type(template) is keras.Sequential
+        why = "whose shapes Keras can't infer" if is_unknown else "which has one"
         raise ValueError(
             "Model mode places the layers of a graph: of a Sequential or functional model without "
             f"a `call` of its own. Received: {template.name!r}, of class "
-            f"{type(template).__name__}, which has one. Leave `placement` out to spread its large "
+            f"{type(template).__name__}, {why}. Leave `placement` out to spread its large "
             "layers over all devices, rebuild it as `keras.Model(inputs, outputs)`, or use "
             "`mode='data'`."
         )

@@ -12,6 +12,7 @@ import keras
 
 from keras_multigpu.engines.runners import ModelRunner
 from keras_multigpu.engines.shared import in_fresh_thread
+from keras_multigpu.engines.templates import is_built
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.partitioned import Partition, Partitioned
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
@@ -37,7 +38,7 @@ class WideRunner(Partitioned, ModelRunner):
 
     @classmethod
     def check(cls, request: Request) -> None:
-        if request.template.built and len(request.devices) > 1:
+        if is_built(request.template) and len(request.devices) > 1:
             check_wide(request.template, len(request.devices))
 
     def lay_out(self) -> None:
