@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,11 +90,14 @@ def symbolic_ends(model: keras.Model) -> tuple[Any, Any]:
 def read_graph(model: keras.Model) -> Graph:
     """Reads the graph of a built model for which `is_graph` holds.
 
-    Calls the layers again on symbolic inputs, because Keras has no public list of the calls.
+    Calls the layers again on symbolic inputs, because Keras has no public list of the calls. What
+    they warn of they have said when the model was made.
     """
     calls: list[LayerCall] = []
     inputs = keras.tree.map_structure(fresh_input, symbolic_ends(model)[0])
-    outputs = keras.tree.flatten(_call_layers(model, inputs, (), calls))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outputs = keras.tree.flatten(_call_layers(model, inputs, (), calls))
     return Graph(tuple(keras.tree.flatten(inputs)), tuple(outputs), _depth_first(outputs, calls))
 
 

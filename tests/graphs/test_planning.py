@@ -1,5 +1,7 @@
 """The planners of model mode, on graphs whose best placement is known."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -98,3 +100,11 @@ def test_what_calls_cost():
     assert costs.flops(found[embed.name]) == 4 * 7  # a lookup is a copy
     assert costs.variables_bytes([*dense.variables, *dense.variables]) == 4 * (3 * 5 + 5)
     assert costs.row_bytes(np.zeros((2, 3), "float16")) == 6
+
+
+def test_a_model_says_what_it_warns_of_once():
+    query = keras.Input((4,), name="query")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = keras.Model({"q": query}, layers.Dense(4)(query))  # Keras wants equal names
+    assert len(read_graph(model).calls) == 1

@@ -212,6 +212,16 @@ def test_a_model_that_fits_only_with_large_layers_in_parts():
         reports.advise(wide, 64, (8,), modes=("model",), **given)
 
 
+@pytest.mark.filterwarnings("ignore:.*must match the names")
+def test_what_keras_warns_of_leaves_no_mode_out():
+    query = keras.Input((64,), name="query")
+    named = keras.Model({"q": query}, layers.Dense(1024)(query))
+    given = {"link": LINK, "step_seconds": 0.01}
+    assert "model" in {
+        one.mode for one in reports.plan(named, 8, 2, memory="1 GB", **given).choices
+    }
+
+
 def test_the_model_is_as_before(model):
     before = model.get_weights()
     function = model.train_function
