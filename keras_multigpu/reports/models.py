@@ -32,18 +32,31 @@ class Snapshot:
 
 
 def state_of(model: keras.Model) -> list[keras.Variable]:
-    """All that training changes in a built model: weights, seeds, metrics, optimizer state."""
+    """All that training changes in a built model: weights, seeds, states, metrics, slots."""
     further = keras.tree.flatten(list(_further_optimizers(model).values()))
     optimizers = [getattr(model, "optimizer", None), *further]
     slots = [v for one in optimizers if isinstance(one, keras.Optimizer) for v in one.variables]
     metrics = model.metrics_variables if model.compiled else []
-    return list({id(v): v for v in [*model.variables, *metrics, *slots]}.values())
+    # Keras does not list the states of recurrent layers among their variables.
+    states = keras.tree.flatten([getattr(one, "states", ()) for one in engines.all_layers(model)])
+    states = [one for one in states if isinstance(one, keras.Variable)]
+    return list({id(v): v for v in [*model.variables, *states, *metrics, *slots]}.values())
 
 
 def build_optimizer(model: keras.Model) -> None:
     """Makes the optimizer's state, if a model has an optimizer, so that it can be kept."""
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+
+
+def call_on_one_row(model: keras.Model, inputs: Any) -> tuple[Any, bool]:
+    """A model's outputs, and whether it takes one row; if not, those of the whole batch."""
+    one_row = keras.tree.map_structure(lambda part: part[:1], inputs)
+    with keras.StatelessScope():  # so that seeds and recurrent states stay as they are
+        try:
+            return model(one_row), True
+        except Exception:  # of any type: a stateful recurrent layer's, or one of a reshaped batch
+            return model(inputs), False
 
 
 @contextlib.contextmanager

@@ -24,8 +24,9 @@ Way = list[Choice]
 
 
 class Search:
-    """The ways to train on so many devices, or on one; `rows` are a device's in mode `"data"`.
+    """The ways to train on so many devices, or on one.
 
+    `rows` are a device's in mode `"data"`, or those of the batch if the model takes no others.
     `recomputing` is a copy of the model that computes activations again, if there is one.
     """
 
@@ -40,7 +41,8 @@ class Search:
     ):
         self.subject, self._limit = subject, limit
         self.recomputing: keras.Model | None = None
-        self.rows = math.ceil(subject.batch_size / devices)
+        self._takes_fewer = subject.takes_fewer
+        self.rows = math.ceil(subject.batch_size / (devices if self._takes_fewer else 1))
         self._are_here = devices <= len(choose_devices(None, None))
         self._kinds: list[tuple[str, Shard | None, int]] = [("data", None, 1)]
         if devices > 1:
@@ -60,9 +62,9 @@ class Search:
         In between, the memory is taken to grow evenly. It does not: with few rows the update needs
         most, with many the activations do. So it is rather less.
         """
-        fewer = max(rows // 2**_MOST_HALVINGS, 1)
-        many, few = (self.subject.count(model, one) for one in (rows, fewer))
-        grown = _in_step(many) - _in_step(few)
+        fewer = max(rows // 2**_MOST_HALVINGS, 1) if self._takes_fewer else 0
+        many = self.subject.count(model, rows)
+        grown = _in_step(many) - (_in_step(self.subject.count(model, fewer)) if fewer else 0)
         row = max(grown / (rows - fewer), 0.0) if rows > fewer else 0.0
         return dataclasses.replace(
             self.subject.sizes,
@@ -85,6 +87,7 @@ class Search:
                 continue  # a compiler's are of all activations kept, too
             own = sizes[self.rows if mode == "data" and devices > 1 else batch_size]
             equal = [one for one in powers if batch_size % (one * devices) == 0]
+            equal = equal if self._takes_fewer else []
             numbers = [1] if is_given or self._fits_whole(mode, devices) else [1, *equal]
             ways.append([self._predict(*kind, own, parts, remat) for parts in numbers])
         return ways

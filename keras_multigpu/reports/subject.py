@@ -22,9 +22,15 @@ from keras_multigpu.reports.inputs import check_graph, make_inputs
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
 from keras_multigpu.reports.loads import find_busiest, find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
+from keras_multigpu.reports.models import call_on_one_row
 from keras_multigpu.reports.prediction import Prediction, Traffic, predict
 from keras_multigpu.reports.transfers_report import transfers
 from keras_multigpu.reports.workload import Cut, Sizes, Workload, find_cut, find_sizes
+
+_FIXED = (
+    "The model takes batches of this size only, so that no smaller one was tried: all of a step is "
+    "taken to shrink with the rows of a device. That flatters many devices."
+)
 
 
 @dataclasses.dataclass
@@ -33,6 +39,7 @@ class Subject:
 
     The arguments are those of `advise`, which are checked here. Then `inputs` are there, `sizes`
     are estimated, and `step` is the time of a step on one such device, if it is given.
+    `takes_fewer`: whether the model takes batches of fewer rows, too.
     """
 
     model: keras.Model
@@ -74,8 +81,10 @@ class Subject:
         if self.inputs is None:
             self.inputs = make_inputs(self.model, self.batch_size)
         checks.check_given(self.model, self.inputs, self.targets, self.batch_size)
-        one_row = timing.take_rows(self.inputs, 1)
-        self.sizes = find_sizes(self.model, self.model(one_row), one_row, self.batch_size)
+        self.inputs = timing.take_rows(self.inputs, self.batch_size)
+        self.targets = timing.take_rows(self.targets, self.batch_size)
+        outputs, self.takes_fewer = call_on_one_row(self.model, self.inputs)
+        self.sizes = find_sizes(self.model, outputs, self.inputs, self.batch_size)
         self.given = frozenset(self.cuts)  # those of the user
         self._by_compiler: dict[tuple[int, int], Traffic] = {}  # in mode "model": devices, rows
         for count in self.n_gpus if "model" in self.modes else ():
@@ -95,7 +104,8 @@ class Subject:
     def measure(self, rows: int, fewer: int, here: Mapping[str, Sequence[int]]) -> None:
         """Times steps on `rows` rows and on fewer, on devices that are `here`, if it has to."""
         if self.step is None:
-            batch, asked = (self.inputs, self.targets), ((rows, fewer), self.steps, here)
+            sizes = (rows, fewer if self.takes_fewer else rows)
+            batch, asked = (self.inputs, self.targets), (sizes, self.steps, here)
             self.measured = timing.measure_steps(self.model, batch, *asked, self.placement)
             self.step = self.measured.step.sped_up(self.speed)
             if (
@@ -168,6 +178,9 @@ class Subject:
     @property
     def doubts(self) -> list[str]:
         """What a reader of the predictions must beware of."""
+        return [*([] if self.takes_fewer else [_FIXED]), *self._doubt_devices()]
+
+    def _doubt_devices(self) -> list[str]:
         here, *others = choose_devices(None, None)
         is_shared = self.is_here and forms.are_virtual([here, *others])
         if is_shared and self.processors is None:

@@ -297,6 +297,19 @@ def test_several_steps_in_an_execution():
     assert 0 < found.step_s < 1
 
 
+def test_a_model_that_takes_batches_of_one_size():
+    cells = keras.layers.SimpleRNN(3, stateful=True)
+    model = keras.Sequential([keras.Input((2, 4), batch_size=8), cells])
+    model.compile("sgd", "mse")
+    advice = reports.advise(model, 8, (1, 2), link=LINK, steps=1)
+    assert advice.notes[-2].startswith("The model takes batches of this size only")
+    one, two = (prediction.load.rows_s for prediction in advice.predictions)
+    assert two == pytest.approx(one / 2)
+    assert not np.any(cells.states[0])
+    with pytest.raises(ValueError, match="Received batch size: 16"):
+        reports.advise(model, 16, (1, 2), link=LINK, step_seconds=0.1)
+
+
 @pytest.mark.parametrize(
     ("given", "fixed_s", "row_s"), [(0.016, 0.0, 0.001), ({16: 0.016, 8: 0.012}, 0.008, 0.0005)]
 )

@@ -212,6 +212,22 @@ def test_a_model_that_fits_only_with_large_layers_in_parts():
         reports.advise(wide, 64, (8,), modes=("model",), **given)
 
 
+class OfEight(layers.Layer):
+    """Takes batches of eight rows."""
+
+    def call(self, inputs):
+        return keras.ops.reshape(inputs, (8, 64))
+
+
+def test_a_model_that_takes_batches_of_one_size():
+    model = keras.Sequential([keras.Input((64,), batch_size=8), OfEight(), layers.Dense(64)])
+    model.compile("sgd", "mse")
+    found = reports.plan(model, 8, 2, memory="1 kB", link=LINK, step_seconds=0.1)
+    assert {one.devices for one in found.choices} == {1, 2}
+    assert {one.parts for one in found.choices} == {1}
+    assert any(note.startswith("The model takes batches of this size only") for note in found.notes)
+
+
 @pytest.mark.filterwarnings("ignore:.*must match the names")
 def test_what_keras_warns_of_leaves_no_mode_out():
     query = keras.Input((64,), name="query")
