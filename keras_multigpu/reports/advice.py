@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -128,11 +129,13 @@ def advise(
             f"`cuts` are for mode 'model'. Received: cuts={cuts!r} and modes={tuple(modes)!r}. Add "
             "'model' to `modes`, or leave `cuts` out."
         )
-    asked = [(mode, count) for mode in modes for count in counts]
+    left_out = {("model", count) for count in subject.left_out}
+    asked = [pair for pair in itertools.product(modes, counts) if pair not in left_out]
     traffic = _count_traffic(counted, model, batch_size, asked)
     most = len(choose_devices(None, None))
-    here = [one for one in counts if subject.is_here and 1 < one <= most]
-    subject.measure(batch_size, max(batch_size // max(counts), 1), dict.fromkeys(modes, here))
+    timed = [pair for pair in asked if subject.is_here and 1 < pair[1] <= most]
+    here = {mode: [count for other, count in timed if other == mode] for mode in modes}
+    subject.measure(batch_size, max(batch_size // max(counts), 1), here)
     found = [subject.predict(*one, traffic=traffic.get(one)) for one in asked]
     if subject.measured and speed == 1:
         found = [_with_times(one, subject.measured) for one in found]

@@ -169,13 +169,14 @@ class PlanReport(Report):
             least = f" The least is {show_bytes(min(known))} on a device." if known else ""
             return (
                 f"None of {len(self.choices)} ways fits.{least} Give more devices, devices with "
-                "more memory, or a smaller batch."
+                f"more memory, or a smaller batch.{_doubt_division(self.choices)}"
             )
         best, time = fitting[0], show_seconds(fitting[0].update_s)
         alone = next((one for one in fitting if one.devices == 1), None)
         several = next((one for one in fitting if one.devices > 1), None)
         if alone is None or several is None:
-            return f"The fastest that fits takes {time}: {best.call}.{self._doubt_memory(best)}"
+            text = f"The fastest that fits takes {time}: {best.call}."
+            return text + _doubt_division(self.choices) + self._doubt_memory(best)
         if best is several:
             other = f"one device {show_seconds(alone.update_s)}"
             text = f"The fastest that fits takes {time}, {other}: {best.call}."
@@ -186,12 +187,7 @@ class PlanReport(Report):
                 f"fits."
             )
             text += f" To fit: {best.call}." if best.parts > 1 or best.remat else ""
-        if several.rows % several.devices and several.prediction.is_undivided:
-            text += (
-                f" The {several.devices} devices don't divide the {several.rows} rows, so that "
-                f"each computes all of them: give a multiple of {several.devices}."
-            )
-        return text + _doubt(several, alone) + self._doubt_memory(best)
+        return text + _doubt_division([several]) + _doubt(several, alone) + self._doubt_memory(best)
 
     def _doubt_memory(self, best: Choice) -> str:
         """Says so if an estimate is near the limit."""
@@ -223,6 +219,17 @@ class PlanReport(Report):
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.0})
         draw_bars(right, labels, {"": times}, xlabel="update with a whole batch (ms)", color=color)
         figure.suptitle(self.title)
+
+
+def _doubt_division(choices: Sequence[Choice]) -> str:
+    """Says so if devices compute all rows of a batch, because they don't divide them."""
+    for one in choices:
+        if one.rows % one.devices and one.prediction.is_undivided:
+            return (
+                f" The {one.devices} devices don't divide the {one.rows} rows, so that each "
+                f"computes all of them: give a multiple of {one.devices}."
+            )
+    return ""
 
 
 def _doubt(several: Choice, alone: Choice) -> str:

@@ -87,9 +87,21 @@ class Subject:
         self.sizes = find_sizes(self.model, outputs, self.inputs, self.batch_size)
         self.given = frozenset(self.cuts)  # those of the user
         self._by_compiler: dict[tuple[int, int], Traffic] = {}  # in mode "model": devices, rows
-        for count in self.n_gpus if "model" in self.modes else ():
-            if count > 1 and count not in self.cuts:
-                self.cuts[count] = self.find_cut(count, self.batch_size, self.sizes)
+        self.left_out: dict[int, ValueError] = {}  # numbers of devices, in mode "model"
+        self._divide([count for count in self.n_gpus if count > 1 and "model" in self.modes])
+
+    def _divide(self, counts: Sequence[int]) -> None:
+        """Finds the cuts of mode `"model"`, and on how many devices there are none."""
+        for count in counts:
+            try:
+                if count not in self.cuts:
+                    self.cuts[count] = self.find_cut(count, self.batch_size, self.sizes)
+            except ValueError as reason:
+                if self.placement:
+                    raise  # it is the user's
+                self.left_out[count] = reason
+        if self.left_out and len(self.left_out) == len(counts) * len(self.modes):
+            raise next(iter(self.left_out.values()))  # nothing else is asked
 
     @property
     def is_here(self) -> bool:
@@ -178,7 +190,11 @@ class Subject:
     @property
     def doubts(self) -> list[str]:
         """What a reader of the predictions must beware of."""
-        return [*([] if self.takes_fewer else [_FIXED]), *self._doubt_devices()]
+        missing = [
+            f"Mode 'model' on {count} devices is left out: {reason}"
+            for count, reason in self.left_out.items()
+        ]
+        return [*missing, *([] if self.takes_fewer else [_FIXED]), *self._doubt_devices()]
 
     def _doubt_devices(self) -> list[str]:
         here, *others = choose_devices(None, None)

@@ -419,6 +419,18 @@ def test_models_that_cannot_be_divided():
         reports.advise(model, 16, (2,), modes=("model",), step_seconds=0.016, inputs=inputs)
 
 
+def test_devices_that_cannot_divide_a_model_are_left_out():
+    model, inputs = Subclassed(), {"x": np.ones((16, 3), "float32")}
+    model(inputs)
+    given = {"step_seconds": 0.016, "inputs": inputs, "link": LINK}
+    advice = reports.advise(model, 16, (1, 2, 4), modes=("data", "model"), **given)
+    here = [1, 2] if ON_JAX else [1]
+    assert [one.devices for one in advice.predictions] == [1, 2, 4, *here]
+    assert any(note.startswith("Mode 'model' on 4 devices is left out:") for note in advice.notes)
+    with pytest.raises(ValueError, match="Choose another number|Leave 'model' out"):
+        reports.advise(model, 16, (4,), modes=("model",), **given)
+
+
 def test_the_link_of_this_machine(monkeypatch):
     advice = reports.advise(dense(), 16, (2,), step_seconds=0.016)
     assert advice.settings["link"].startswith("cpu:0 to cpu:1: ")

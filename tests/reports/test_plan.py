@@ -387,6 +387,9 @@ def test_one_device_that_fits_and_wins():
     undivided = PlanReport([_choice(5e9, 0.03, True, rows=63), alone], 2)
     told = "The 2 devices don't divide the 63 rows, so that each computes all of them: give a mult"
     assert told in undivided.notes[0]
+    none = PlanReport([_choice(5e9, 0.03, False, rows=63), _choice(7e9, 0.02, False, devices=1)], 2)
+    assert none.notes[0].startswith("None of 2 ways fits.")
+    assert told in none.notes[0]
     only = PlanReport([alone], 1)
     assert only.title == "Plan for 1 device"
     assert only.notes[0].startswith("The fastest that fits takes 20.0 ms: train the model as it is")
