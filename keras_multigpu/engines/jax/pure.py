@@ -10,6 +10,7 @@ import jax
 import keras
 
 from keras_multigpu.engines.functions import named_in
+from keras_multigpu.engines.jax.arguments import with_arguments_told
 from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.jax.spreading import spread_function
 from keras_multigpu.engines.values import Tensor
@@ -85,7 +86,7 @@ class JaxRunner:
     ) -> Callable[..., Any]:
         """A user's own step, compiled."""
         run = spread_function(pure(step, self._template), self.where, 0, self.spreads_state)
-        return functools.wraps(step)(jax.jit(run))
+        return with_arguments_told(step, jax.jit(run))
 
     def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """What runs in place of Keras's step."""

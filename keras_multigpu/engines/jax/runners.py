@@ -17,6 +17,7 @@ import numpy as np
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.cluster.errors import OF_ONE_PROCESS
 from keras_multigpu.engines.functions import have_rows
+from keras_multigpu.engines.jax.arguments import with_arguments_told
 from keras_multigpu.engines.jax.batches import Undivided
 from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import placement_on
@@ -102,11 +103,10 @@ class RowsRunner(JaxRunner, DataRunner):
 
         undivided = Undivided("`parallel.function`")
 
-        @functools.partial(jax.jit, static_argnums=0)
-        def compiled(rows: int, args: Any, kwargs: Any) -> Any:
-            return spread_function(run_pure, where, rows, scatters)(*args, **kwargs)
+        @functools.cache
+        def compiled(rows: int) -> Callable[..., Any]:
+            return jax.jit(spread_function(run_pure, where, rows, scatters))
 
-        @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:
             marks = have_rows(step, rows, args, kwargs)
             pairs = zip(keras.tree.flatten((args, kwargs)), keras.tree.flatten(marks))
@@ -119,12 +119,6 @@ class RowsRunner(JaxRunner, DataRunner):
                         "On JAX a step takes arrays, and gives new ones back. Received: the "
                         f"variable {leaf.path!r}. Give its value: `variable.value`."
                     )
-                if isinstance(leaf, (str, bytes)):
-                    raise TypeError(
-                        "On JAX a step takes arrays and numbers. Received: the text "
-                        f"{leaf!r}. Bind it before: `parallel.function(functools.partial(step, "
-                        "name=...))`; so do with numbers that the step's `if` reads."
-                    )
                 if is_traced(leaf):  # within another function of JAX's
                     return where.constrain(leaf) if has_rows else leaf
                 if not hasattr(leaf, "shape"):
@@ -136,10 +130,10 @@ class RowsRunner(JaxRunner, DataRunner):
                 return jax.device_put(leaf, where.of_rows(leaf) if has_rows else where.replicated)
 
             args, kwargs = keras.tree.map_structure(put, (args, kwargs), marks)
-            results = compiled(where.spread_rows(batch), args, kwargs)
+            results = compiled(where.spread_rows(batch))(*args, **kwargs)
             return jax.tree.map(where.at_rest, results) if where.is_mesh else results
 
-        return run
+        return with_arguments_told(step, run)
 
     def explain(self) -> str:
         return (

@@ -57,7 +57,7 @@ def spread(
             look(traced, rows)
             return _spread(traced, place, rows, scatters) if is_needed else traced
 
-        return _changed(step, (state, batch), change)
+        return _changed(step, change)(state, batch)
 
     return spread_step
 
@@ -66,18 +66,9 @@ def spread_function(
     function: Callable[..., Any], place: Placement, rows: int, scatters: bool
 ) -> Callable[..., Any]:
     """A traced function of a batch of so many rows, with the operations spread."""
-
-    @functools.wraps(function)
-    def spread_call(*args: Any, **kwargs: Any) -> Any:
-        if not rows and not scatters:
-            return function(*args, **kwargs)
-        return _changed(
-            lambda args, kwargs: function(*args, **kwargs),
-            (args, kwargs),
-            lambda traced: _spread(traced, place, rows, scatters),
-        )
-
-    return spread_call
+    if not rows and not scatters:
+        return function
+    return _changed(function, lambda traced: _spread(traced, place, rows, scatters))
 
 
 def _spread(traced: Any, place: Placement, rows: int, scatters: bool) -> Any:
@@ -86,19 +77,21 @@ def _spread(traced: Any, place: Placement, rows: int, scatters: bool) -> Any:
     return traced.replace(jaxpr=spreader.spread(traced.jaxpr))
 
 
-def _changed(function: Callable[..., Any], args: Any, change: Callable[[Any], Any]) -> Any:
-    """The result of a function that is traced, and then changed."""
-    leaves, given = jax.tree.flatten(args)
-    structure: list[Any] = []
+def _changed(function: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A function that is traced, and then changed; JAX's errors name its arguments."""
 
-    def flat(*leaves: Any) -> list[Any]:
+    @functools.wraps(function)
+    def trace(*args: Any, **kwargs: Any) -> Any:
         with having(_is_changed, True):
-            results, made = jax.tree.flatten(function(*given.unflatten(leaves)))
-        structure[:] = [made]
-        return results
+            return function(*args, **kwargs)
 
-    traced = change(jax.make_jaxpr(flat)(*leaves))
-    return structure[0].unflatten(core.jaxpr_as_fun(traced)(*leaves))
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        traced, results = jax.make_jaxpr(trace, return_shape=True)(*args, **kwargs)
+        made = core.jaxpr_as_fun(change(traced))(*jax.tree.leaves((args, kwargs)))
+        return jax.tree.unflatten(jax.tree.structure(results), made)
+
+    return run
 
 
 def is_changed() -> bool:

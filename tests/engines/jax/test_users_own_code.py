@@ -362,10 +362,37 @@ def test_weights_are_made_and_placed_in_the_precision_of_the_callers_scope(optio
     assert np.abs(kernels[0] - kernels[1]).max() < 1e-11
 
 
-def test_a_text_is_bound_before_the_step():
-    step = make_parallel(mlp(), 2).function(lambda x, how: x)
-    with pytest.raises(TypeError, match=r"the text 'fast'\. Bind it before"):
-        step(np.ones((4, 6)), "fast")
+TAKEN = {
+    "text": (lambda kind, x: x.sum(), ("fast",), r"Received: kind, the text 'fast'\. Bind.*kind="),
+    "bool": (lambda k, x: x.sum() if k else 0.0, (True,), r"`if`.*Received: k, and .*, k="),
+    "int": (lambda n, x: x[:n], (2,), r"slice.*Received: n, and .*static.*, n="),
+    "iterator": (lambda it, x: x.sum(), (iter([1.0]),), r"Received: it, of.*`next\(iterator\)`"),
+    "texts": (
+        lambda batch, x: x.sum(),
+        ({"words": np.array(["a", "b", "c", "d"])},),
+        r"Received: batch\['words'\], of type ndarray of <U1\. Encode",
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "model"}])
+@pytest.mark.parametrize("name", TAKEN)
+def test_arguments_that_a_step_cannot_read_are_named(name, options):
+    step, args, told = TAKEN[name]
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    function = make_parallel(model, 2, **options).function(step, rows=("x",))
+    with pytest.raises(TypeError, match=told):
+        function(*args, np.ones((4, 4)))
+
+
+def test_errors_name_the_users_step():
+    def of_mine(x, scale):
+        return float(x.sum()) * scale
+
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    function = make_parallel(model, 2).function(of_mine, rows=("x",))
+    with pytest.raises(TypeError, match=r"of_mine at .*test_users_own_code.*the argument x\."):
+        function(np.ones((4, 4)), 2)
 
 
 def test_members_have_no_parts_that_a_step_could_call():
