@@ -6,6 +6,7 @@ import collections
 import datetime
 import importlib
 import io
+import itertools
 import math
 import numbers
 import os
@@ -22,6 +23,7 @@ from keras_multigpu.extras import how_to_install
 from keras_multigpu.version import __version__
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B", re.IGNORECASE)
+_DIGIT = 0.03  # of the length of an axis that numbers stand at
 _UNITS = ("kB", "MB", "GB", "TB")
 
 
@@ -153,10 +155,18 @@ def spread_devices(axes: Sequence[Any], counts: Sequence[int], speedups: Any) ->
         else:
             one.set(ylim=(0, 1.08 * one.dataLim.y1))
         one.minorticks_off()
-        one.set_xticks(counts, list(map(str, counts)))
+        rotation = 90 if _are_dense(counts) else 0
+        one.set_xticks(counts, list(map(str, counts)), rotation=rotation)
         one.set(xlabel="devices")
         one.margins(x=0.1)
         one.grid(alpha=0.3)
+
+
+def _are_dense(counts: Sequence[int]) -> bool:
+    """Whether numbers side by side at an axis would touch each other."""
+    places = [math.log2(one) if counts[-1] > 8 else one for one in counts]
+    width = _DIGIT * len(str(counts[-1])) * (places[-1] - places[0])
+    return any(after - before < width for before, after in itertools.pairwise(places))
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, str]:

@@ -175,13 +175,26 @@ class ScalingReport(Report):
         ideal = [count / counts[0] for count in counts]
         right.plot(counts, ideal, "--", color="gray", label="ideal")
         right.plot(counts, self.speedups, marker="o", label="measured")
-        for count, speedup in zip(counts, self.speedups):
-            is_low = counts[-1] <= 8 and speedup < ideal[-1] / 10
-            text, place = f"{speedup:.2f}", (0, 6 if is_low else -14)
-            right.annotate(text, (count, speedup), place, textcoords="offset points", ha="center")
+        for place, (count, speedup) in enumerate(zip(counts, self.speedups)):
+            near = self.speedups[max(place - 1, 0) : place + 2]
+            self._write(right, count, speedup, rises=near[-1] >= near[0])
         right.set(ylabel="speed-up")
         right.legend()
         spread_devices((left, right), counts, right)
+        right.margins(x=0.15)  # for the last figure
+
+    def _write(self, axes: Any, count: int, speedup: float, *, rises: bool) -> None:
+        """Writes a speed-up below or above its point, on the side where the curve is not."""
+        last = self.runs[-1].devices
+        is_low = last <= 8 and speedup < last / self.runs[0].devices / 10  # no room below
+        is_right = rises != is_low
+        axes.annotate(
+            f"{speedup:.{max(3 - len(str(int(speedup))), 0)}f}",  # three digits
+            (count, speedup),
+            (3 if is_right else -3, 6 if is_low else -14),
+            textcoords="offset points",
+            ha="left" if is_right else "right",
+        )
 
     def _table(self) -> dict[Column, list[Any]]:
         """The columns that have figures."""

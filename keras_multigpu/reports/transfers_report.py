@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -209,10 +210,13 @@ class TransfersReport(Report):
         for step in _STEPS:
             for one in self._transfers(step):
                 found[step, one.source, one.target, one.kind].append(one)
-        order = sorted(found.items(), key=lambda pair: (_STEPS.index(pair[0][0]), *pair[0]))
+
+        def order(key: tuple[str, ...]) -> tuple[Any, ...]:
+            return _STEPS.index(key[0]), *map(_by_numbers, key[1:])
+
         return [
             (*key, sum(one.copies for one in alike), sum(one.bytes or 0 for one in alike))
-            for key, alike in order
+            for key, alike in sorted(found.items(), key=lambda pair: order(pair[0]))
         ]
 
     def _conclude(self) -> list[str]:
@@ -241,6 +245,11 @@ class TransfersReport(Report):
             notes.append(f"{size} of it cross between hosts, inputs among them.")
         unknown = sum(one.bytes is None for one in [*self.training, *self.prediction])
         return notes + tell_unknown(unknown, "they count as copies, and add no bytes.")
+
+
+def _by_numbers(name: str) -> list[Any]:
+    """A key that sorts by the numbers in a name: `cpu:2` is before `cpu:10`."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _by_kind(found: Iterable[Transfer]) -> dict[str, int]:

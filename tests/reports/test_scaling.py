@@ -548,6 +548,8 @@ def test_endless_data_need_a_number_of_steps():
         ((1, 2, 4, 8, 16, 32, 64, 128), (1, 2, 3.8, 6.6, 10.7, 14, 15, 15)),
         ((1, 16), (1, 0.01)),
         ((1,), (1,)),
+        ((1, 2, 16, 256, 512), (1, 2, 14.3, 200, 384.4)),
+        (tuple(2**power for power in range(11)), tuple(1.8**power for power in range(11))),
     ],
 )
 def test_the_figures_in_the_plot_can_be_read(counts, speedups):

@@ -304,6 +304,15 @@ def test_weights_that_another_model_has_spread(options, other, rng):
 
 
 @pytest.mark.backend_free
+def test_devices_are_ordered_by_their_numbers():
+    names = [f"cpu:{number}" for number in range(12)]
+    sent = [Transfer(one, "cpu:0", "gradients", "kernel", 1) for one in ("host", *names[:0:-1])]
+    report = reports.TransfersReport(sent, sent[:1], names)
+    starts = [row[1] for row in report.rows]
+    assert starts == [*names[1:], "host", "host"]
+
+
+@pytest.mark.backend_free
 @pytest.mark.parametrize("n", [2, 8, 16])
 def test_the_numbers_in_the_map_can_be_read(n):
     names = [f"cpu:{number}" for number in range(n)]
