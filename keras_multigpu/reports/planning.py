@@ -180,14 +180,16 @@ def _count_recomputed(
     model, rows = search.subject.model, search.rows
     if not is_graph(model):
         return {}, ["Recomputing is left out: only functional and Sequential models are copied."]
-    with random_state_kept():
-        copy = keras.models.clone_model(model, clone_function=_recomputing)
-    if model.compiled:
-        optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
-        copy.compile(optimizer, model.loss, jit_compile=model.jit_compile)
-    search.recomputing = copy
     try:
-        found = search.count(copy)
+        search.recomputing = _copy_recomputing(model)
+    except Exception as error:  # a user's class may raise anything; the note says it
+        why = engines.reason_of(error).rpartition("Exception encountered: ")[2].partition(". ")[0]
+        return {}, [
+            "Recomputing activations (`keras.RematScope`) is left out: no equal model can be made "
+            f"from the configuration of this one ({why})."
+        ]
+    try:
+        found = search.count(search.recomputing)
     except Exception as error:  # of many types: the same steps were counted without it before
         return {}, [_why_not_recomputed(model, error)]
     reduced, whole = (
@@ -196,6 +198,23 @@ def _count_recomputed(
     if reduced > _WORTH_IT * whole:
         return {}, ["Recomputing activations (`keras.RematScope`) saves hardly any memory."]
     return found, []
+
+
+def _copy_recomputing(model: keras.Model) -> keras.Model:
+    """A copy of a model that computes activations again, compiled with the same loss."""
+    is_compiled = model.compiled
+    try:
+        model.compiled = False  # else Keras compiles the copy from names: of registered losses only
+        with random_state_kept():
+            copy = keras.models.clone_model(model, clone_function=_recomputing)
+    finally:
+        model.compiled = is_compiled
+    if is_compiled:
+        own = model.optimizer
+        optimizer = own and type(own).from_config(own.get_config())
+        # Not `copy.compile`: the class may have a custom one.
+        keras.Model.compile(copy, optimizer, model.loss, jit_compile=model.jit_compile)
+    return copy
 
 
 def _why_not_recomputed(model: keras.Model, error: Exception) -> str:
