@@ -83,7 +83,7 @@ def advise(
         inputs: `batch_size` rows of inputs to measure with, in the model's structure. `None` draws
             random numbers, and for an `Embedding`, say, any of its valid integers.
         targets: as many rows of targets, to train with the model's own loss and metrics; `None`
-            trains towards zeros by the mean squared error.
+            trains towards zeros by the mean squared error, or leaves it to the model's own step.
         placement: for mode `"model"`, as in `make_parallel`; `None` for the default one.
         cuts: how mode `"model"` divides the model, by the number of devices, if that can't be found
             from the model.

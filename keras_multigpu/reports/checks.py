@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_multigpu import engines
 from keras_multigpu.arguments import positive_integer, quantity
 from keras_multigpu.reports.interconnect import Link, find_link
 from keras_multigpu.reports.loads import LOADS
@@ -124,3 +126,25 @@ def check_given(model: keras.Model, inputs: Any, targets: Any, batch_size: int) 
             f"`targets`, and model={model.name!r}, which is not compiled. Compile it, or leave "
             "`targets` out: then it is trained by the mean squared error."
         )
+
+
+@contextlib.contextmanager
+def targets_asked_for(model: keras.Model, targets: Any) -> Iterator[None]:
+    """Scope of a model's steps: one of the model's own may fail where it gets no targets.
+
+    Raises:
+        ValueError: if it does.
+    """
+    try:
+        yield
+    except Exception as error:  # a user's step may raise anything; our error says it
+        own = [one for one in ("train_step", "compute_loss") if one in engines.own_steps(model)]
+        if targets is not None or not own:
+            raise
+        why = engines.reason_of(error).partition(". ")[0]
+        raise ValueError(
+            f"`targets` must be given if the model has its own `{own[0]}` that takes them. "
+            f"Received: targets=None, and model={model.name!r}, whose `{own[0]}` fails without "
+            f"them ({type(error).__name__}: {why}). Give `targets=y[:n]`, as many rows of your "
+            "targets as `batch_size`."
+        ) from error

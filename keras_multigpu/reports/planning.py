@@ -68,9 +68,10 @@ def plan(
         step_seconds: the time of a step on one device in seconds.
         speed: how many times as fast a device is as the one that is measured here.
         inputs: `batch_size` rows of inputs.
-        targets: as many rows of targets.
+        targets: as many rows of targets; needed by a model whose own `train_step` takes them.
         cuts: how mode `"model"` divides the model, by the number of devices. Without it mode
-            `"model"` is only considered on JAX if so many devices are here.
+            `"model"` is only considered on JAX if so many devices are here, and on TensorFlow for
+            Sequential and functional models.
         overlap: the share of the copies that computations hide.
         steps: the least number of steps to time.
 
@@ -140,8 +141,9 @@ def _divide(subject: Subject, count: int) -> list[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             engines.current().model_runner.check(request)
+        cut = subject.find_cut(count, subject.batch_size, subject.sizes)  # refuses some models
         if engines.current().partitions:
-            subject.cuts[count] = subject.find_cut(count, subject.batch_size, subject.sizes)
+            subject.cuts[count] = cut
     except (UserWarning, ValueError) as reason:
         return [f"Mode 'model' is left out: {reason}"]
     return []

@@ -118,7 +118,8 @@ class Subject:
         if self.step is None:
             sizes = (rows, fewer if self.takes_fewer else rows)
             batch, asked = (self.inputs, self.targets), (sizes, self.steps, here)
-            self.measured = timing.measure_steps(self.model, batch, *asked, self.placement)
+            with checks.targets_asked_for(self.model, self.targets):
+                self.measured = timing.measure_steps(self.model, batch, *asked, self.placement)
             self.step = self.measured.step.sped_up(self.speed)
             if (
                 self.processors is None
@@ -185,7 +186,8 @@ class Subject:
             parallel = make_parallel(model, devices, **options)
             batch = timing.compile_for(parallel, (self.inputs, self.targets))
             timing.renew_optimizer(parallel, parts)
-            yield parallel, batch
+            with checks.targets_asked_for(model, self.targets):
+                yield parallel, batch
 
     @property
     def doubts(self) -> list[str]:

@@ -189,8 +189,9 @@ def find_cut(
     """What would cross if a model were divided, and the busiest device's work and memory."""
     if not is_graph(model):
         raise ValueError(
-            "Mode 'model' places the layers of a Sequential or functional model without a custom "
-            f"`call`. Received: model={model!r}. Leave 'model' out of `modes`."
+            "What crosses in mode 'model' is read from the graph of a Sequential or functional "
+            f"model without a custom `call`. Received: model={model!r}. Give `cuts`, or do without "
+            "mode 'model'."
         )
     check_placement(placement, devices)
     graph = read_graph(model)

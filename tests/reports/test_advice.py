@@ -415,7 +415,7 @@ def test_texts_are_to_be_given():
 def test_models_that_cannot_be_divided():
     model, inputs = Subclassed(), {"x": np.ones((16, 3), "float32")}
     model(inputs)
-    with pytest.raises(ValueError, match="Leave 'model' out"):
+    with pytest.raises(ValueError, match="do without mode 'model'"):
         reports.advise(model, 16, (2,), modes=("model",), step_seconds=0.016, inputs=inputs)
 
 

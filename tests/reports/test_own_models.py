@@ -1,12 +1,15 @@
 """Reports of models with a user's own parts: losses, layers, `call`, steps."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_multigpu import reports
+from keras_multigpu import engines, reports
 
+_PARTITIONS = engines.current().partitions
 _GIVEN = {"memory": "1 GB", "link": reports.Link("link", 1e9, 0.0), "step_seconds": 0.01}
 _ROWS = np.ones((8, 4), "float32")
 
@@ -71,3 +74,53 @@ def test_a_plan_with_a_function_that_is_not_registered():
     assert {one.devices for one in found.choices} == {1}
     (note,) = (one for one in found.notes if one.startswith("Recomputing"))
     assert note.endswith("of this one (Could not locate function '_squash').")
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.head(inputs)
+
+
+class Unpacking(Subclassed):
+    def train_step(self, *given):
+        _, _ = given[-1]  # JAX gives the state, too
+        return super().train_step(*given)
+
+
+class Subtracting(Subclassed):
+    def compute_loss(self, x, y, predicted, *args, **kwargs):
+        return ops.mean((y - predicted) ** 2)
+
+
+def _make(kind):
+    model = kind()
+    model(_ROWS)
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_plan_of_a_subclassed_model():
+    model, given = _make(Subclassed), {"inputs": _ROWS, **_GIVEN}
+    found = reports.plan(model, 8, 2, **given)
+    told = [one for one in found.notes if one.startswith("Mode 'model' is left out: ")]
+    if _PARTITIONS:  # the compiler divides it, or says why not
+        assert "graph" not in str(told)
+    else:
+        assert re.search("read from the graph of .* Give `cuts`", *told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Unpacking, "train_step"), (Subtracting, "compute_loss")]
+)
+def test_own_steps_that_need_targets(kind, name):
+    model, given = _make(kind), {"link": _GIVEN["link"], "inputs": _ROWS}
+    told = f"^`targets` must be given .* own `{name}`.*Received: targets=None.* Give `targets=y"
+    with pytest.raises(ValueError, match=told):
+        reports.plan(model, 8, 1, **_GIVEN, inputs=_ROWS)
+    with pytest.raises(ValueError, match=told):
+        reports.advise(model, 8, (2,), steps=1, **given)
+    assert reports.plan(model, 8, 1, **_GIVEN, inputs=_ROWS, targets=np.ones((8, 2), "f")).choices
