@@ -105,6 +105,8 @@ class DataParallel(PlacedModel):
     def explain(self) -> str:
         """What one device computes alone in each step of `function`, by layer and operation.
 
+        Steps of one name have numbers: `step`, `step (2)`.
+
         Returns:
             A table, as text.
         """

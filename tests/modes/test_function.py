@@ -1,5 +1,6 @@
 """A user's own training step on all devices."""
 
+import gc
 import inspect
 import re
 
@@ -255,6 +256,27 @@ def test_what_runs_whole_is_explained():
         parallel = make_parallel(mlp(), 2)  # as a layer of a plain model
         keras.Sequential([keras.Input((6,)), parallel]).predict(np.ones((8, 6)), verbose=0)
         assert parallel.explain() == "call: 100.0% of the work on rows is spread over the devices."
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="what one device computes is not known")
+def test_functions_of_one_name_are_explained_one_by_one():
+    parallel = make_parallel(mlp(), 2)
+
+    def make(power):
+        def step(x):
+            return parallel(x) ** power
+
+        return parallel.function(step)
+
+    first, second = make(1), make(2)
+    for function in (second, first, second):
+        function(np.ones((8, 6)))
+    steps = [line.partition(":")[0] for line in parallel.explain().split("\n") if line]
+    assert steps == ["step", "step (2)"]
+    del first, second, function
+    gc.collect()
+    make(3)(np.ones((8, 6)))
+    assert "step (3)" not in parallel.explain()  # functions that are no more need no names
 
 
 def test_an_attribute_of_the_same_name_stays_the_models(rng):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,15 @@ class Notices:
         self._told: set[str] = set()
         self._told_shares: dict[str, float] = {}  # of steps, that one device computes
         self._records: dict[str, list[Record]] = {}  # by the name of the step
+        self._owners: dict[str, weakref.ref[Any]] = {}  # whose steps have the names
+
+    def name_for(self, owner: Any, name: str) -> str:
+        """A name for an owner's step that no other owner has: `step`, `step (2)` and so on."""
+        names = itertools.chain([name], (f"{name} ({number})" for number in itertools.count(2)))
+        free = (one for one in names if self._owners.get(one, lambda: None)() in (None, owner))
+        found = next(free)
+        self._owners[found] = weakref.ref(owner)
+        return found
 
     def warn(self, kind: str, text: str | None) -> None:
         """Warns, once of each kind."""

@@ -135,13 +135,14 @@ class Partition:
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
         """A user's own step: see `DataParallel.function`."""
-        name = getattr(step, "__name__", "step")
         compiled = bool(jit_compile)
-        run = functools.partial(self.spread, name=name, compiled=compiled, autograph=True)
+        run = functools.partial(self.spread, compiled=compiled, autograph=True)
 
         def graph_or_eager(flat: Any, args: Any, **more: Any) -> Any:
             if not tf.executing_eagerly():
-                result = run(flat, args, note_rows=self.rows.note, **more)
+                own = getattr(step, "__name__", "step")
+                name = self.notices.name_for(graph_or_eager, own)
+                result = run(flat, args, name=name, note_rows=self.rows.note, **more)
                 self.notices.warn_of_slots(name)
                 return result
             self.notices.warn_of_eager_steps()
@@ -177,7 +178,7 @@ class Partition:
         return self.spread(
             lambda args, kwargs: step(*args, **kwargs),
             (args, kwargs),
-            name=name,
+            name=self.notices.name_for(self, name),
             compiled=bool(model.jit_compile),
             together=together,
             are_known=functools.partial(_are_of_metrics, model),
@@ -237,7 +238,7 @@ class Partition:
             with one_device():
                 return Result(self._template(*args, **kwargs))
         if records:  # not of a single row
-            self.notices.note("call", records)
+            self.notices.note(self.notices.name_for(self, "call"), records)
         return noted.result(*found)
 
     def order(self, call: Call) -> int:
