@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,13 @@ from keras_multigpu import engines
 from keras_multigpu.modes.apart import set_apart, warn_of_equal
 from keras_multigpu.modes.committee import clone
 from keras_multigpu.modes.own_losses import OwnLosses
-from keras_multigpu.modes.settings import changed_settings, follow, settings_of
+from keras_multigpu.modes.settings import (
+    changed_settings,
+    flags_of,
+    follow,
+    frozen_apart,
+    settings_of,
+)
 
 
 class Members(OwnLosses):
@@ -20,6 +27,7 @@ class Members(OwnLosses):
     _parallel_homes: Sequence[str]
     train_function: Any
     _parallel_settings: Mapping[int, Mapping[str, Any]]  # of the template's layers
+    _parallel_flags: Mapping[int, bool] = {}  # whether these, and their weights, were trained
     _parallel_are_compared = False  # whether their weights were, before a training
 
     @property
@@ -75,4 +83,18 @@ class Members(OwnLosses):
         before, now = self._parallel_settings, settings_of(self.template)
         self._parallel_settings, changed = now, changed_settings(before, now)
         for model in self._parallel_clones:
+            apart = list(frozen_apart(self.template, model, self._parallel_flags))
             follow(self.template, model, changed)
+            if apart:
+                _warn_of_freezing(model, apart[0])
+        self._parallel_flags = flags_of(self.template)
+
+
+def _warn_of_freezing(model: keras.Model, one: Any) -> None:
+    """Warns of a layer, or a weight, that is `trainable` as the template's again."""
+    warnings.warn(
+        "The members of a committee are frozen and unfrozen as their template is. Received: "
+        f"trainable={not one.trainable} for {one.name!r} in the member {model.name!r}, which is "
+        "undone. Set it in `parallel.template`, and so in all members: one alone can't be frozen.",
+        stacklevel=3,
+    )

@@ -109,6 +109,23 @@ def _are_equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
+def flags_of(template: keras.Model) -> dict[int, bool]:
+    """Whether each layer and each weight is trained, by its `id`."""
+    return {id(one): one.trainable for one in (*template._flatten_layers(), *template.variables)}
+
+
+def frozen_apart(
+    template: keras.Model, model: keras.Model, flags: Mapping[int, bool]
+) -> Iterator[Any]:
+    """The layers and weights of a clone that were frozen or unfrozen alone.
+
+    `flags`: those of the template, and of the clone, before.
+    """
+    for one, own in (*pairs(template, model), *zip(template.variables, model.variables)):
+        if own.trainable not in (one.trainable, flags.get(id(one), own.trainable)):
+            yield own
+
+
 def follow(
     template: keras.Model, model: keras.Model, changed: Mapping[int, Mapping[str, Any]]
 ) -> None:

@@ -79,6 +79,7 @@ class TowerParallel(Members):
             self._parallel_clones = [
                 self._parallel_clone(number, homes[number]) for number in range(1, count)
             ]
+            self._parallel_follow()  # a configuration doesn't say which weights are frozen
         self._parallel_homes = tuple(homes)
         self._parallel_latest = LatestUse()
         self._parallel_has_train_step = "train_step" in engines.own_steps(template)

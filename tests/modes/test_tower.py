@@ -242,6 +242,25 @@ def test_replicas_begin_apart_and_share_what_is_fixed(rng):
     assert not parallel.trainable_variables
 
 
+@pytest.mark.parametrize("how", ["member", "layer", "weight"])
+def test_a_member_frozen_alone(how, rng):
+    template = _regressor()
+    template.layers[0].trainable = False  # is no reason to warn
+    parallel = _committee(2, template)
+    member = parallel.replicas[1]
+    kernel = member.layers[2].kernel
+    frozen = {"member": member, "layer": member.layers[2], "weight": kernel}[how]
+    frozen.trainable = False
+    told = f"trainable=False for '{frozen.name}' in the member '{member.name}', which is undone"
+    parallel.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match=told):
+        parallel.fit(*_data(rng), verbose=0)
+    assert kernel.trainable
+    template.layers[2].trainable = False
+    assert parallel.trainable_variables  # follows, without a warning
+    assert not kernel.trainable
+
+
 def test_the_template_is_trained_alone_beside_replicas_on_its_device(rng):
     """Each has its copy of what is fixed: on JAX a step takes over the memory of its model's."""
     x, y = _data(rng)
