@@ -259,6 +259,17 @@ def test_what_runs_whole_is_explained():
 
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="what one device computes is not known")
+@pytest.mark.parametrize("shard", [None, "weights"])
+def test_shard_is_recommended_where_it_is_not_used(shard, rng):
+    parallel = make_parallel(mlp(), 2, shard=shard)
+    parallel.compile("adam", "mse")
+    parallel.train_on_batch(*_data(rng, 8))
+    text = parallel.explain()
+    assert "One device does what has no rows, such as an optimizer's update" in text
+    assert ("`shard` spreads" in text) == (shard is None)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="what one device computes is not known")
 def test_functions_of_one_name_are_explained_one_by_one():
     parallel = make_parallel(mlp(), 2)
 

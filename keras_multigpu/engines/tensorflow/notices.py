@@ -31,10 +31,19 @@ class Notices:
         template: the model.
         names: of its devices.
         splits_rows: whether the devices have different rows.
+        has_shards: whether they have parts of weights.
     """
 
-    def __init__(self, template: keras.Model, names: Sequence[str], *, splits_rows: bool):
+    def __init__(
+        self,
+        template: keras.Model,
+        names: Sequence[str],
+        *,
+        splits_rows: bool,
+        has_shards: bool = False,
+    ):
         self._template, self._names, self._splits_rows = template, list(names), splits_rows
+        self._has_shards = has_shards
         self._told: set[str] = set()
         self._told_shares: dict[str, float] = {}  # of steps, that one device computes
         self._records: dict[str, list[Record]] = {}  # by the name of the step
@@ -118,4 +127,7 @@ class Notices:
                 "returns. Steps that run eagerly run on one device."
             )
         names = self._layers()
-        return "\n\n".join(explain(one, names, step) for step, one in self._records.items())
+        return "\n\n".join(
+            explain(one, names, step, has_shards=self._has_shards)
+            for step, one in self._records.items()
+        )

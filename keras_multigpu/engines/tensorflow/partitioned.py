@@ -71,7 +71,12 @@ class Partition:
         self._wire_dtype, self.homes, self._splits_rows = wire_dtype, homes, splits_rows
         self._width = width
         self.is_one_device = len(names) == 1 and is_default(names[0])
-        self.notices = Notices(template, names, splits_rows=splits_rows and len(names) > width)
+        self.notices = Notices(
+            template,
+            names,
+            splits_rows=splits_rows and len(names) > width,
+            has_shards=homes is not None,
+        )
         kind = "devices" if width == 1 else "groups of devices"
         self.rows = BatchRows(len(names) // width if splits_rows else 1, kind)
 

@@ -40,8 +40,10 @@ def layer_of(name: str, layers: Sequence[str]) -> str:
     return parts[0] if len(parts) > 1 else "the step"
 
 
-def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
-    """A table of what one device computes for all."""
+def explain(
+    records: Sequence[Record], names: Sequence[str], step: str, *, has_shards: bool = False
+) -> str:
+    """A table of what one device computes for all; `has_shards`: others have parts of weights."""
     of_rows = [record for record in records if record.how != "whole"]
     share = share_whole(of_rows, names)
     if not of_rows:
@@ -53,7 +55,7 @@ def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
     lines = lines if rows else [f"{head}."]
     width = max((len(row[0]) for row in rows), default=0)
     lines += [f"  {layer:{width}}  {share:6.1%}  {kind}" for layer, kind, share in rows]
-    return "\n".join([*lines, *_told_once(records)])
+    return "\n".join([*lines, *_told_once(records, has_shards=has_shards)])
 
 
 def _cause(records: Sequence[Record], names: Sequence[str], kinds: Sequence[str]) -> str:
@@ -64,16 +66,17 @@ def _cause(records: Sequence[Record], names: Sequence[str], kinds: Sequence[str]
     return f", after {first.type} in {layer_of(first.name, names)!r}"
 
 
-def _told_once(records: Sequence[Record]) -> list[str]:
+def _told_once(records: Sequence[Record], *, has_shards: bool) -> list[str]:
     """A sentence on what has no rows, which one device computes, if it is much."""
     total = total_work(records) or 1.0
     once = sum(record.work for record in records if record.how == "whole") / total
     if once < SHARE:
         return []
-    return [
+    told = (
         f"One device does what has no rows, such as an optimizer's update: about {once:.0%} of the "
-        "step, at 32 rows. `shard` spreads the update of large weights."
-    ]
+        "step, at 32 rows."
+    )
+    return [told if has_shards else f"{told} `shard` spreads the update of large weights."]
 
 
 def slots_warning(records: Sequence[Record], model: str) -> str | None:
