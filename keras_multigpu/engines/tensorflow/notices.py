@@ -12,12 +12,14 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines import templates
+from keras_multigpu.engines.tensorflow.compiled import names_compiled
 from keras_multigpu.engines.tensorflow.partition.errors import told_once
 from keras_multigpu.engines.tensorflow.partition.planner import Record
 from keras_multigpu.engines.tensorflow.partition.told import (
     SHARE,
     eager_steps,
     explain,
+    is_mostly_in,
     share_whole,
     slots_warning,
     warning_of,
@@ -47,6 +49,7 @@ class Notices:
         self._told: set[str] = set()
         self._told_shares: dict[str, float] = {}  # of steps, that one device computes
         self._records: dict[str, list[Record]] = {}  # by the name of the step
+        self._compiled: set[str] = set()  # the steps which one device computes because XLA does
         self._owners: dict[str, weakref.ref[Any]] = {}  # whose steps have the names
 
     def name_for(self, owner: Any, name: str) -> str:
@@ -63,17 +66,22 @@ class Notices:
             self._told.add(kind)
             warnings.warn(text, stacklevel=2)
 
-    def note(self, name: str, records: list[Record]) -> None:
-        """Notes how a step, or a call, is computed.
+    def note(self, name: str, records: list[Record], graph: tf.Graph | None = None) -> None:
+        """Notes how a step, or a call, is computed; `graph` is what was traced of it.
 
         Warns of what one device computes, again if it is more when a step is traced again.
         """
         self._records[name] = records
+        self._compiled.discard(name)
         if not self._splits_rows or len(self._names) == 1:
             return
-        share, title = share_whole(records, self._layers()), name.replace("_", " ")
+        layers, title = self._layers(), name.replace("_", " ")
+        share = share_whole(records, layers)
+        if graph and share > SHARE and is_mostly_in(names_compiled(graph), records, layers):
+            self._compiled.add(name)
         if share > self._told_shares.get(name, 0.0) + SHARE:
-            text = warning_of(records, self._layers(), self._template.name, title)
+            is_compiled = name in self._compiled
+            text = warning_of(records, layers, self._template.name, title, is_compiled=is_compiled)
             if text is not None:
                 self._told_shares[name] = share
                 warnings.warn(text, stacklevel=3)
@@ -128,6 +136,8 @@ class Notices:
             )
         names = self._layers()
         return "\n\n".join(
-            explain(one, names, step, has_shards=self._has_shards)
+            explain(
+                one, names, step, has_shards=self._has_shards, is_compiled=step in self._compiled
+            )
             for step, one in self._records.items()
         )

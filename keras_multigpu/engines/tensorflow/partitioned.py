@@ -94,10 +94,16 @@ class Partition:
         `more`: see `partition.step.spread`.
         """
         records: list[Record] = []
+        graphs: list[tf.Graph] = []
+
+        def noted(*args: Any) -> Any:
+            graphs.append(tf.compat.v1.get_default_graph())
+            return step(*args)
+
         if self._width > 1:
-            more["step"], more["width"] = self._by_row(step, compiled, more), self._width
+            more["step"], more["width"] = self._by_row(noted, compiled, more), self._width
         else:
-            more |= {"step": step, "has_shards": self.homes is not None, "home": self._home}
+            more |= {"step": noted, "has_shards": self.homes is not None, "home": self._home}
         result = spread(
             args=args,
             devices=self._devices,
@@ -107,7 +113,7 @@ class Partition:
             splits_rows=self._splits_rows,
             **more,
         )
-        self.notices.note(name, records)
+        self.notices.note(name, records, *graphs[-1:])
         return result
 
     def _by_row(

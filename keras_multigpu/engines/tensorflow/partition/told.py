@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from keras_multigpu.engines.tensorflow.partition.planner import Record, total_work
 
 # What is worth a warning: a share of a step's work, and floating-point operations at 32 rows.
 SHARE, LEAST = 0.05, 1e6
+_COMPILED = (
+    "It is within a `tf.function(jit_compile=True)`: leave that out, and pass `jit_compile=True` "
+    "to `parallel.function` or `compile`."
+)
+_INDEPENDENT = (
+    "`parallel.explain()` lists what is not spread; operations whose rows are independent, along "
+    "another axis than the batch, are."
+)
 _NOT_LAYERS = ("gradient_tape", "compile_loss", "while", "body", "cond")
 
 
@@ -17,15 +25,30 @@ def share_whole(records: Sequence[Record], names: Sequence[str]) -> float:
     return sum(share for _, _, share in by_layer(records, names))
 
 
+def is_mostly_in(
+    operations: Collection[str], records: Sequence[Record], names: Sequence[str]
+) -> bool:
+    """Whether most of what one device does for rows is in operations of these names."""
+    alone = _alone(records, names)
+    return 2 * total_work([one for one in alone if one.name in operations]) > total_work(alone)
+
+
+def _alone(records: Sequence[Record], names: Sequence[str]) -> list[Record]:
+    """What one device does for rows."""
+    # Rows of tables that an optimizer changes are where the table is, like weights.
+    return [
+        one
+        for one in records
+        if one.how == "gathered" or (one.how == "lost" and layer_of(one.name, names) in names)
+    ]
+
+
 def by_layer(records: Sequence[Record], names: Sequence[str]) -> list[tuple[str, str, float]]:
     """Layers, types of operations and shares of the work that one device does; most work first."""
     total = total_work(records) or 1.0
     found: dict[tuple[str, str], float] = collections.defaultdict(float)
-    for record in records:
-        # Rows of tables that an optimizer changes are where the table is, like weights.
-        is_lost = record.how == "lost" and layer_of(record.name, names) in names
-        if record.how == "gathered" or is_lost:
-            found[layer_of(record.name, names), record.type] += record.work / total
+    for record in _alone(records, names):
+        found[layer_of(record.name, names), record.type] += record.work / total
     rows = [(layer, kind, share) for (layer, kind), share in found.items()]
     return sorted(rows, key=lambda row: -row[2])
 
@@ -41,9 +64,22 @@ def layer_of(name: str, layers: Sequence[str]) -> str:
 
 
 def explain(
-    records: Sequence[Record], names: Sequence[str], step: str, *, has_shards: bool = False
+    records: Sequence[Record],
+    names: Sequence[str],
+    step: str,
+    *,
+    has_shards: bool = False,
+    is_compiled: bool = False,
 ) -> str:
-    """A table of what one device computes for all; `has_shards`: others have parts of weights."""
+    """A table of what one device computes for all.
+
+    Args:
+        records: of the step.
+        names: of layers.
+        step: its name.
+        has_shards: whether other devices have parts of weights.
+        is_compiled: whether most of it is in a function that XLA has to compile.
+    """
     of_rows = [record for record in records if record.how != "whole"]
     share = share_whole(of_rows, names)
     if not of_rows:
@@ -55,6 +91,7 @@ def explain(
     lines = lines if rows else [f"{head}."]
     width = max((len(row[0]) for row in rows), default=0)
     lines += [f"  {layer:{width}}  {share:6.1%}  {kind}" for layer, kind, share in rows]
+    lines += [_COMPILED] if is_compiled else []
     return "\n".join([*lines, *_told_once(records, has_shards=has_shards)])
 
 
@@ -104,9 +141,14 @@ def eager_steps(model: str, device: str, are_all: bool) -> str:
 
 
 def warning_of(
-    records: Sequence[Record], names: Sequence[str], model: str, step: str
+    records: Sequence[Record],
+    names: Sequence[str],
+    model: str,
+    step: str,
+    *,
+    is_compiled: bool = False,
 ) -> str | None:
-    """What to warn of; `None` if one device does little."""
+    """What to warn of; `None` if one device does little. `is_compiled`: as for `explain`."""
     share = share_whole(records, names)
     if share <= SHARE or share * total_work(records) < LEAST:
         return None
@@ -117,6 +159,5 @@ def warning_of(
     return (
         f"{share:.0%} of a {step} of {model!r} runs on one device, on the rows of all: "
         f"{', '.join(kinds)} in {where}. The numbers are those of one device. "
-        "`parallel.explain()` lists what is not spread; operations whose rows are independent, "
-        "along another axis than the batch, are."
+        f"{_COMPILED if is_compiled else _INDEPENDENT}"
     )
