@@ -142,8 +142,8 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
     return f" Did you mean {alike[0]!r}?" if alike else ""
 
 
-def check_model(model: Any, *, built: bool = False) -> None:
-    """Refuses what is not a Keras model; with `built`, a model without weights too."""
+def check_model(model: Any) -> None:
+    """Refuses what is not a Keras model."""
     if not isinstance(model, keras.Model):
         hint = ""
         if inspect.isclass(model):
@@ -158,9 +158,4 @@ def check_model(model: Any, *, built: bool = False) -> None:
             "`model` must be a Keras 3 model, an instance of `keras.Model`. "
             f"Received: model={short(model)} (of type {type(model).__module__}."
             f"{type(model).__name__}).{hint}"
-        )
-    if built and not model.built:
-        raise ValueError(
-            f"`model` must be built, so that it has weights. Received: model={model.name!r}, "
-            "which is not built. Call it on a batch, or give it an input shape."
         )

@@ -12,8 +12,32 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_model
 from keras_multigpu.modes import watch_kept
 from keras_multigpu.reports.inputs import Batch
+
+
+def check_built(model: Any) -> None:
+    """Refuses what is not a Keras model, and a model without weights."""
+    check_model(model)
+    if not has_weights(model):
+        raise ValueError(
+            f"`model` must be built, so that it has weights. Received: model={model.name!r}, "
+            "which is not built. Call it on a batch, train it on one, or give it an input shape."
+        )
+
+
+def has_weights(model: keras.Model) -> bool:
+    """Whether a model is built, or has built layers that its own `train_step` calls one by one."""
+    own = getattr(model, "template", model)
+    layers = engines.all_layers(own)[1:]
+    is_of_layers = has_train_step(own) and type(own).build is keras.Model.build
+    return engines.is_built(model) or (is_of_layers and bool(layers) and all(one.built for one in layers))
+
+
+def has_train_step(model: keras.Model) -> bool:
+    """Whether a model, or a parallel model's template, has its own `train_step`."""
+    return "train_step" in engines.own_steps(getattr(model, "template", model))
 
 
 class Snapshot:
@@ -149,7 +173,7 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
     All that the first step would make exists already: weights, slots, metrics.
     """
     with traced_anew(), watch_kept(model), _further_optimizers_copied(model):
-        if not engines.is_built(model):
+        if not (has_weights(model) if training else engines.is_built(model)):
             model.predict_on_batch(batch[0])
         if training:
             build_optimizer(model)
@@ -157,7 +181,7 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
         try:
             if training:
                 # Not each model with a step of its own for training has one for tests.
-                is_own = "train_step" in engines.own_steps(getattr(model, "template", model))
+                is_own = has_train_step(model)
                 with engines.batches_as_in_fit(model):
                     (model.train_on_batch if is_own else model.test_on_batch)(*batch)
                 model.reset_metrics()

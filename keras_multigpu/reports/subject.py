@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_model, finite_number, positive_integer, quantity
+from keras_multigpu.arguments import finite_number, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.engines.wide import busiest_share
 from keras_multigpu.modes import ParallelModel
@@ -22,7 +22,7 @@ from keras_multigpu.reports.inputs import check_graph, make_inputs
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
 from keras_multigpu.reports.loads import find_busiest, find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
-from keras_multigpu.reports.models import call_on_one_row
+from keras_multigpu.reports.models import call_on_one_row, check_built, has_train_step
 from keras_multigpu.reports.prediction import Prediction, Traffic, predict
 from keras_multigpu.reports.transfers_report import transfers
 from keras_multigpu.reports.workload import Cut, Sizes, Workload, find_cut, find_sizes
@@ -74,7 +74,7 @@ class Subject:
             quantity("processors", self.processors)
         known = checks.check_step(self.step_seconds, self.batch_size)
         self.step = known and known.sped_up(self.speed)
-        check_model(self.model, built=True)
+        check_built(self.model)
         check_graph(self.model)
         self.cuts = checks.check_cuts(self.cuts)
         checks.check_division(self.placement, self.modes)
@@ -83,7 +83,7 @@ class Subject:
         checks.check_given(self.model, self.inputs, self.targets, self.batch_size)
         self.inputs = timing.take_rows(self.inputs, self.batch_size)
         self.targets = timing.take_rows(self.targets, self.batch_size)
-        outputs, self.takes_fewer = call_on_one_row(self.model, self.inputs)
+        outputs, self.takes_fewer = self._outputs()
         self.sizes = find_sizes(self.model, outputs, self.inputs, self.batch_size)
         self.given = frozenset(self.cuts)  # those of the user
         self._by_compiler: dict[tuple[int, int], Traffic] = {}  # in mode "model": devices, rows
@@ -102,6 +102,15 @@ class Subject:
                 self.left_out[count] = reason
         if self.left_out and len(self.left_out) == len(counts) * len(self.modes):
             raise next(iter(self.left_out.values()))  # nothing else is asked
+
+    def _outputs(self) -> tuple[Any, bool]:
+        """The model's outputs, and whether it takes one row; none, if its own step calls it so."""
+        try:
+            return call_on_one_row(self.model, self.inputs)
+        except Exception:  # a user's `call` may raise anything
+            if not has_train_step(self.model):
+                raise
+            return (), True
 
     @property
     def is_here(self) -> bool:

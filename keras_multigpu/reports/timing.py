@@ -190,7 +190,8 @@ def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, A
     if targets is not None or (parallel.compiled and not needs_targets(parallel)):
         return batch
     own = parallel.optimizer if parallel.compiled else "adam"
-    parallel.compile(own, "mse", jit_compile=parallel.jit_compile if parallel.compiled else "auto")
+    jit_compile = parallel.jit_compile if parallel.compiled else "auto"
+    keras.Model.compile(parallel, own, "mse", jit_compile=jit_compile)  # the class may have another
     outputs = keras.tree.map_structure(keras.ops.convert_to_numpy, parallel.template(inputs))
     return inputs, keras.tree.map_structure(np.zeros_like, outputs)
 
@@ -207,7 +208,8 @@ def renew_optimizer(parallel: ParallelModel, parts: int = 1) -> None:
     if parts > 1:
         # An optimizer of one's own may have no such argument; loss scaling hands it on.
         getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps = parts
-    parallel.compile(optimizer, parallel.loss, jit_compile=parallel.jit_compile)
+    # Not `parallel.compile`: the class may have a custom one.
+    keras.Model.compile(parallel, optimizer, parallel.loss, jit_compile=parallel.jit_compile)
 
 
 class Training:

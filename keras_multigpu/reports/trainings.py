@@ -20,7 +20,7 @@ from keras_multigpu.reports.inputs import (
     needs_targets,
     rows_of_first_batch,
 )
-from keras_multigpu.reports.models import model_kept
+from keras_multigpu.reports.models import check_built, model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training, take_rows
 
@@ -165,7 +165,7 @@ def _check_names(mode: str, options: Mapping[str, Any]) -> None:
 
 
 def _check_compiled(model: keras.Model, compile_with: Any) -> None:
-    check_model(model, built=True)
+    check_built(model)
     if compile_with is not None and not callable(compile_with):
         raise ValueError(
             "`compile_with` must be a function that compiles a parallel model, or None. Received: "

@@ -17,7 +17,7 @@ from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.forms import describe_environment, show_bytes, tell_unknown
 from keras_multigpu.reports.inputs import check_batch
-from keras_multigpu.reports.models import step_prepared
+from keras_multigpu.reports.models import has_train_step, step_prepared
 from keras_multigpu.reports.report import Column, Report
 
 _STEPS = ("training", "prediction")
@@ -36,7 +36,8 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
 
     Args:
         parallel: a model from `make_parallel`. If it is not compiled, only the prediction is
-            counted.
+            counted; if it can't predict the batch that its own `train_step` takes, only the
+            training step.
         batch: the inputs, or a tuple of inputs, targets and, optionally, sample weights, as
             arrays. Their values don't matter, only their shapes.
 
@@ -64,9 +65,16 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         )
     engine, given = engines.current(), check_batch(batch, parallel)
     found: dict[bool, list[Transfer]] = {True: [], False: []}
+    only: list[str] = []  # why only one of the steps is counted
     for training in (False, True) if parallel.compiled else (False,):
-        with step_prepared(parallel, given, training):
-            found[training] = engine.count_transfers(parallel, given, training)
+        try:
+            with step_prepared(parallel, given, training):
+                found[training] = engine.count_transfers(parallel, given, training)
+        except Exception as error:  # a user's `call` may raise anything; the note says it
+            if training or not (parallel.compiled and has_train_step(parallel)):
+                raise
+            why = engines.reason_of(error)
+            only = [f"Only a training step is counted: the model can't predict the batch ({why})."]
     rows, count = len(keras.tree.flatten(given[0])[0]), len(parallel.devices)
     least, notes = parallel._parallel_least_bytes(rows), []
     together = parallel._parallel_options.get("model_devices", 1)
@@ -86,7 +94,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
     elif parallel.mode == "data" and rows == 1 < count and not any(found.values()):
         notes = ["One device computes a batch of one row. Give a batch of more rows."]
     if not parallel.compiled:
-        notes = [*notes, "The model is not compiled: only a prediction is counted, no training."]
+        only = ["The model is not compiled: only a prediction is counted, no training."]
     is_committee = parallel._parallel_options.get("replicas") == "independent"
     return TransfersReport(
         found[True],
@@ -97,7 +105,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         batch_size=rows,
         hosts={name: engine.host_of(name) for name in parallel.devices},
         settings={"model": parallel.template.name, **describe_environment(parallel.devices)},
-        notes=notes,
+        notes=[*notes, *only],
     )
 
 
