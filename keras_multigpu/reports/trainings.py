@@ -25,6 +25,7 @@ from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training, take_rows
 
 _KERAS_BATCH_SIZE = 32
+_DIVIDING = ("placement", "model_devices")
 _COMPILE = "`compile_with=lambda parallel: parallel.compile(...)`"
 
 
@@ -75,7 +76,8 @@ def scaling(
         compile_with: compiles a parallel model, if it can't be compiled like the model: because
             the mode changes the outputs, or an optimizer or a metric can't be copied.
         verbose: 1 for a progress bar, 0 for silence.
-        **options: the mode's options, for `make_parallel`.
+        **options: the mode's options, for `make_parallel`. One device that others are compared with
+            has no `placement` and no `model_devices`.
 
     Returns:
         A report with a row for each number of devices: the median time of a run in seconds, from
@@ -122,7 +124,10 @@ def scaling(
         batch = take_rows(data, rows) if rows else first_batch(data)
         model(keras.utils.unpack_x_y_sample_weight(batch)[0])
     with model_kept(model):
-        models = [make_parallel(model, count, mode, **options) for count in counts]
+        models = [
+            make_parallel(model, count, mode, **_options_for(count, max(counts), options))
+            for count in counts
+        ]
         trainings = [_prepare(one, compile_with) for one in models]
         watches = _train_in_turn(trainings, data, sizes, rounds, steps, moves, verbose)
     there = keras.tree.flatten(data)[0].shape[0] if rows else 0
@@ -150,6 +155,12 @@ def scaling(
         notes += _find_undivided(runs, used, options.get("model_devices", 1), size)
     members = mode == "tower" and options.get("num_replicas") is None
     return ScalingReport(runs, weak=weak, members=members, notes=notes, settings=settings)
+
+
+def _options_for(count: int, most: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for so many devices of `most`: one has none of those that divide devices."""
+    left_out = _DIVIDING if count == 1 < most else ()
+    return {name: value for name, value in options.items() if name not in left_out}
 
 
 def _check_names(mode: str, options: Mapping[str, Any]) -> None:
@@ -256,8 +267,9 @@ def _find_undivided(
     """
     divides, notes = engines.current().divides, []
     for run in runs:
-        rows, slices = run.batch_size or size or 0, run.devices // together
-        if rows and not divides(devices[: run.devices], rows, together):
+        rows, width = run.batch_size or size or 0, min(together, run.devices)
+        slices = run.devices // width
+        if rows and not divides(devices[: run.devices], rows, width):
             why = f"{run.devices} devices don't divide batches of {rows} rows, so that each"
             if not rows % slices:
                 why = f"On processors each device of {run.devices}, with one row of {rows},"

@@ -255,6 +255,18 @@ def test_batches_that_a_compiler_does_not_divide(data):
     assert "don't divide" not in str(groups)
 
 
+_OWN = {"mode": "model", "placement": "spread" if ON_JAX else {"dense.*": 1}}
+
+
+@pytest.mark.parametrize("options", [{"model_devices": 2}, _OWN], ids=["groups", "placement"])
+def test_one_device_has_no_options_that_divide_devices(options, data):
+    model = small()
+    report = reports.scaling(
+        model, data, (1, 2), batch_size=16, repeats=1, warm_up=0, verbose=0, **options
+    )
+    assert [run.devices for run in report.runs] == [1, 2]
+
+
 def test_one_row_for_each_device(data):
     few = tuple(one[:8] for one in data)
     report = str(reports.scaling(small(), few, (2,), batch_size=2, repeats=1, verbose=0))
