@@ -71,6 +71,11 @@ def _memory(work: Workload, rows: int, devices: int) -> int | None:
         kept = round(shard.weights * sizes.weights + shard.slots * sizes.slots)
         # A step gathers the other weights, which go as gradients come.
         working = min(working, sizes.gradients)
+        if sizes.looped and not work.by_compiler:
+            # When a loop ends, all gradients of its weights are there: beside them are the gathered
+            # weights, the parts that other devices send, and the update of a device's part.
+            update = max(sizes.working - sizes.gradients, 0)
+            working += round(2 * sizes.looped + shard.slots * update)
         gathered = sizes.weights - shard.tables - shard.table_gradients
         besides = round((1 - shard.weights) * gathered)
         # Beside weights that are whole a device's part of the gradients lies until the update.

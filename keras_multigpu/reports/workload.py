@@ -55,7 +55,8 @@ class Sizes:
 
     `weights` counts all variables, `gradients` the trainable ones. `outputs` and `inputs` are per
     row. `tables` are the bytes of large tables that stay on one device without a compiler;
-    `looked_up` those of the rows of them that an example names.
+    `looked_up` those of the rows of them that an example names. `looped` are those of the weights
+    that recurrent layers train.
 
     The others are counted for `plan` only. `slots` is the optimizer's state, `activations` all that
     a step keeps per row, `working` what it needs besides, however many rows there are: `None` if
@@ -70,6 +71,7 @@ class Sizes:
     inputs: int = 0
     tables: int = 0
     looked_up: int = 0
+    looped: int = 0
     slots: int = 0
     activations: int = 0
     working: int | None = None
@@ -157,6 +159,8 @@ def find_sizes(
     """The bytes of a built model, given its outputs and inputs for one row; no memory of a step."""
     graph = read_graph(model) if is_graph(model) else Graph((), (), ())
     tables, looked_up = _find_tables(graph, batch_size)
+    layers = (one for one in engines.all_layers(model) if isinstance(one, keras.layers.RNN))
+    recurrent = (variable for layer in layers for variable in layer.trainable_variables)
     return Sizes(
         weights=variables_bytes(model.variables),
         gradients=variables_bytes(model.trainable_variables),
@@ -165,6 +169,7 @@ def find_sizes(
         inputs=sum(map(row_bytes, keras.tree.flatten(inputs))),
         tables=tables,
         looked_up=looked_up,
+        looped=variables_bytes(recurrent),
     )
 
 
