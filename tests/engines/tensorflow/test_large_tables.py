@@ -49,16 +49,21 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
     "clipped": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.1, use_ema=True),
     "accumulated": lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
 }
 _CASES = [
     *[(name, "adam", False) for name in MODELS],
     ("tables", "sgd", False),
     ("tables", "adam", True),
+    ("tables", "adagrad", False),
     *[
         pytest.param("tables", one, False, marks=pytest.mark.slow)
         for one in ("momentum", "clipped", "accumulated")
     ],
-    *[pytest.param("tables", one, True, marks=pytest.mark.slow) for one in ("sgd", "clipped")],
+    *[
+        pytest.param("tables", one, True, marks=pytest.mark.slow)
+        for one in ("sgd", "clipped", "adagrad")
+    ],
 ]
 
 
@@ -87,7 +92,26 @@ def test_the_numbers_of_one_device(name, optimizer, compiled, both, in_float64, 
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("shard", [None, "weights"])
+def test_rows_that_are_divided_by_zeros(shard, in_float64, rng):
+    """Keras then takes all rows whose divisors are zeros; those become NaN."""
+    x, y = np.arange(9) * 7, rng.normal(size=(9, _UNITS))
+    found = []
+    for n in (1, 3):
+        keras.utils.set_random_seed(1)
+        table = layers.Embedding(100 * _UNITS, _UNITS)
+        model = make_parallel(
+            keras.Sequential([keras.Input((), dtype="int32"), table]), n, shard=shard
+        )
+        optimizer = keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=0.0)
+        model.compile(optimizer, "mse", jit_compile=False)
+        model.fit(x, y, batch_size=9, verbose=0)
+        found.append(model.get_weights()[0])
+    assert np.isnan(found[0]).any(1).sum() == 100 * _UNITS - 9
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
 def test_only_rows_cross(optimizer, in_float64, rng):
     parallel = make_parallel(_tables(), 3)
     parallel.compile(OPTIMIZERS[optimizer](), "mse", jit_compile=False)

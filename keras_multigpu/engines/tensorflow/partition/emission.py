@@ -252,7 +252,10 @@ class _Region:
         def call(local: Local, own: Sequence[Any]) -> list[Any]:
             settings = local.settings
             scalars = [tf.convert_to_tensor(settings[name], tf.int32) for name in names]
-            return traced(scalars, [local.sizes[name] for name in sizes], list(own))
+            made = traced(scalars, [local.sizes[name] for name in sizes], list(own))
+            # Branches and loops take what has a device of its own from there, and from their own
+            # device what a function gives.
+            return list(map(tf.identity, made))
 
         return call
 

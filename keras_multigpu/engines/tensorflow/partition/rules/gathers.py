@@ -66,7 +66,7 @@ def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 
 @rule("ScatterNd")
 def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Updates add up; the axes behind those that are indexed are kept."""
+    """Updates add up, or few of them go to one device; the axes behind the indexed ones are kept."""
     indices, updates, dtype = values[0].dims or (), values[1].dims or (), values[1].dtype
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
     if values[2].const is None or not indices or not isinstance(indices[-1], int) or not is_number:
@@ -76,6 +76,8 @@ def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     rest = tuple(("rest", axis) for axis in range(indices[-1], len(dims)))
     if len(updates) != len(labels) + len(rest):
         return None
+    if _are_few(planner, updates, dims):
+        return planner.fallback(op, values, [dims])
     output = (None,) * indices[-1] + rest
     return Signature(
         [(*labels, None), (*labels, *rest), (None,)],
@@ -144,6 +146,11 @@ def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     )
 
 
+def _are_few(planner: Any, updates: Any, tensor: Any) -> bool:
+    """Whether it is less to send updates than what they are added to."""
+    return elements_of(tensor) > _FEW * elements_of(updates) and not planner.is_alone
+
+
 def _is_of_rows(values: list[Value]) -> bool:
     """Whether the devices have their rows' updates, and of the tensor all or addends."""
     tensor, indices, updates = values
@@ -153,7 +160,7 @@ def _is_of_rows(values: list[Value]) -> bool:
 def _added(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each device adds its updates to its addend; few updates go to where a large tensor is."""
     tensor, indices, updates = values
-    if elements_of(tensor.dims) > _FEW * elements_of(updates.dims) and not planner.is_alone:
+    if _are_few(planner, updates.dims, tensor.dims):
         return planner.fallback(op, values, [tensor.dims])[0], "whole"
     sizes = (indices.dims or ())[:1], (updates.dims or ())[:1]
     if sizes[0] != sizes[1] or planner.unit_of(sizes[0][0]) is None or tensor.dtype == tf.bool:

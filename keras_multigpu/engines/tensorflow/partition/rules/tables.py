@@ -39,7 +39,11 @@ def _is_table(planner: Any, value: Value) -> bool:
 def _check_here(planner: Any, value: Value) -> None:
     """Leaves it to all devices together if each would get all of a table for its own rows."""
     outer = planner.outside(value)
-    if outer is not None and outer.layout == _BY_ROWS:
+    if outer is None:
+        return
+    # A loop goes through its rows again and again: a copy is less than what they send.
+    is_one = planner.branch is not None and outer.layout == WHOLE and COPIED not in outer.forms
+    if outer.layout == _BY_ROWS or (is_one and outer.is_state):
         raise NeedsOthers
 
 
@@ -98,6 +102,8 @@ def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] 
     if op.get_attr("batch_dims"):
         return None
     dims, dtype = (*(numbers.dims or ()), *(table.dims or ())[1:]), op.outputs[0].dtype
+    if _is_much_larger(table.dims, dims):
+        _check_here(planner, table)
     if table.layout == WHOLE and table.is_state and COPIED not in table.forms:
         found = dataclasses.replace(numbers, dims=dims)
         if not _stays(planner, table.dims, found):
@@ -106,8 +112,6 @@ def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] 
         value = planner.value(dtype, dims, WHOLE, item)
         value.layout = Split(0)  # what follows is spread again
         return [value]
-    if _is_much_larger(table.dims, dims):
-        _check_here(planner, table)
     if not _is_table(planner, table):
         return None
     is_owned, height = isinstance(numbers.layout, Owned), _rows(table)
