@@ -6,6 +6,7 @@ import pytest
 import scipy.special
 import scipy.stats
 from support.parity import difference
+from support.versions import NONE
 
 from keras_multigpu import make_parallel
 from keras_multigpu.layers import (
@@ -150,7 +151,7 @@ def test_the_variance_of_large_means_is_not_cancelled():
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_gated_begins_as_the_mean_and_weights_every_row(rng, replicas):
     parts, x = parts_of(rng, 5, 2, 3, replicas=replicas), rng.normal(size=(5, 2, 2))
-    features = {"a": x, "b": [np.arange(5), np.ones(5, "float32")], "c": None}
+    features = {"a": x, "b": [np.arange(5), np.ones(5, "float32")], **NONE}
     mix = GatedMix(hidden=4)
     assert difference(array(mix(parts, features=features)), np.mean(parts, axis=0)) < 1e-6
     weights = [rng.normal(size=w.shape) for w in mix.get_weights()]
@@ -201,7 +202,7 @@ def test_nested_outputs(rng, name, rows):
     def outputs():
         floats = parts_of(rng, rows, 3, replicas=2)
         ids = rng.integers(9, size=(rows, 2))
-        return {"a": floats[0], "b": [floats[1], (ids, ids > 4)], "c": None}
+        return {"a": floats[0], "b": [floats[1], (ids, ids > 4)], **NONE}
 
     parts = [outputs() for _ in range(3)]
     mix, more = make(name)

@@ -111,8 +111,8 @@ def test_no_device_carries_much_more_than_the_others(rng):
         for ends in ({"source": name}, {"target": name}):
             sent = report.bytes("training", **ends)
             assert 0.99 * even < sent.get("weights", 0) + sent["gradients"] < 1.15 * even
-    # Parts of weights are weights.
-    assert "activations" not in report.bytes("training", "cpu:1", "cpu:2")
+    # Parts of weights are weights; some versions of JAX sum the loss apart.
+    assert report.bytes("training", "cpu:1", "cpu:2").get("activations", 0) <= 8
 
 
 def test_independent_towers_send_no_weights(rng):
@@ -126,7 +126,7 @@ def test_independent_towers_send_no_weights(rng):
         assert sent["inputs"] == _INPUTS
     else:
         # XLA gathers the outputs on all devices, where the loss is computed; no weight crosses.
-        assert sent["activations"] + sent["gradients"] <= 4 * report.least
+        assert sent["activations"] + sent.get("gradients", 0) <= 4 * report.least
         assert not any("16,64]" in one.tensor for one in report.training)
 
 
@@ -281,7 +281,8 @@ def test_the_groups_of_a_mesh_send_apart(rng):
         for one, other in itertools.product(range(4), repeat=2):
             ends = {"source": f"cpu:{one}", "target": f"cpu:{other}"}
             is_pair = (one, other) in pairs or (other, one) in pairs
-            assert bool(report.bytes("training", **ends).get(kind)) == is_pair, (kind, ends)
+            sent = report.bytes("training", **ends).get(kind, 0)
+            assert (sent > 8) == is_pair, (kind, ends)  # some versions of JAX sum the loss apart
 
 
 @pytest.mark.parametrize("other", [{"shard": "weights"}, {"model_devices": 2}])

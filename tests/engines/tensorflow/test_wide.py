@@ -173,3 +173,37 @@ def test_a_model_without_large_layers_is_told():
     small = keras.Sequential([keras.Input((3,)), layers.Dense(5)])
     with pytest.raises(ValueError, match="can be divided by 4"):
         _spread(small)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("options", [{"model_devices": 2}, {"mode": "model"}], ids=str)
+def test_a_function_within_the_call(options, compiled, in_float64, rng):
+    """What XLA compiles takes whole weights, which are read before it."""
+
+    class Within(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = layers.Dense(64, activation="tanh"), layers.Dense(2)
+
+        def build(self, shape):
+            self.first.build(shape)
+            self.last.build((None, 64))
+
+        @tf.function(jit_compile=compiled)
+        def head(self, x):
+            return self.last(self.first(x))
+
+        def call(self, x):
+            return self.head(x)
+
+    x, y, found = rng.normal(size=(23, 12)), rng.normal(size=(23, 2)), []
+    for n in (1, 4):
+        keras.utils.set_random_seed(1)
+        model = Within()
+        model.build((None, 12))
+        parallel = make_parallel(model, n, **(options if n > 1 else {}))
+        parallel.compile("adam", "mse", jit_compile=False)
+        parallel.fit(x, y, batch_size=12, verbose=0)
+        found.append([*parallel.get_weights(), parallel.predict(x, verbose=0)])
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-11)

@@ -93,9 +93,10 @@ class Inner(Planner):
         return mine
 
     def outside(self, value: Value) -> Value | None:
-        if self.way != EACH_DEVICE or id(value) not in self._origins:
+        _, outer = self._origins.get(id(value), (value, None))
+        if outer is None or self.way == ALL_DEVICES:
             return None
-        return self._origins[id(value)][1]
+        return outer if self.way == EACH_DEVICE or outer.is_sharded else None
 
     def _has_rows(self, value: Value, layout: Split) -> bool:
         if self.way == ONE_DEVICE:

@@ -111,7 +111,10 @@ def test_what_a_number_is_is_told():
     text = Samples(model).describe(0)
     assert text.startswith("sequential")
     assert f"with a sum of {model.weights[0].numpy().sum():.3g}"[:20] in text
-    assert Samples(model).describe(2 * len(model.weights) + 1) == "sgd/iteration=0"
+    assert (
+        Samples(model).describe(2 * len(model.weights) + 1)
+        == f"{model.optimizer.iterations.path}=0"
+    )
 
 
 def test_a_state_of_random_numbers_is_sampled_whole_in_each_step():

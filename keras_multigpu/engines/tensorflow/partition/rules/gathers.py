@@ -66,7 +66,7 @@ def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 
 @rule("ScatterNd")
 def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Updates add up, or few of them go to one device; the axes behind the indexed ones are kept."""
+    """Updates add up, or few go to one device; the axes behind those that are indexed are kept."""
     indices, updates, dtype = values[0].dims or (), values[1].dims or (), values[1].dtype
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
     if values[2].const is None or not indices or not isinstance(indices[-1], int) or not is_number:

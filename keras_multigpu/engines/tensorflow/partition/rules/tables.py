@@ -39,7 +39,7 @@ def _is_table(planner: Any, value: Value) -> bool:
 def _check_here(planner: Any, value: Value) -> None:
     """Leaves it to all devices together if each would get all of a table for its own rows."""
     outer = planner.outside(value)
-    if outer is None:
+    if outer is None or not planner.is_alone:
         return
     # A loop goes through its rows again and again: a copy is less than what they send.
     is_one = planner.branch is not None and outer.layout == WHOLE and COPIED not in outer.forms
