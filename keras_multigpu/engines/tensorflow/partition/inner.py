@@ -57,6 +57,7 @@ class Inner(Planner):
         if outer.chosen is not None and way != ONE_DEVICE:
             self.chosen = Chosen(self.names, are_fixed=outer.chosen.are_fixed)
         self._origins: dict[int, tuple[Value, Value]] = {}  # by the id of our value: it, the outer
+        self.only_read: set[int] = set()  # our variables that nothing within changes
         self.taken: dict[int, tuple[Item, Item]] = {}  # by the id of the outer item: it, and ours
 
     # What comes from outside
@@ -94,9 +95,9 @@ class Inner(Planner):
 
     def outside(self, value: Value) -> Value | None:
         _, outer = self._origins.get(id(value), (value, None))
-        if outer is None or self.way == ALL_DEVICES:
+        if outer is None or (self.way == ALL_DEVICES and id(value) not in self.only_read):
             return None
-        return outer if self.way == EACH_DEVICE or outer.is_sharded else None
+        return outer if self.way != ONE_DEVICE or outer.is_sharded else None
 
     def _has_rows(self, value: Value, layout: Split) -> bool:
         if self.way == ONE_DEVICE:

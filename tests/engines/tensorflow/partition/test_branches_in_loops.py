@@ -1,12 +1,14 @@
 """Branches within loops: what they keep for their gradients lies as the rows do."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from keras_multigpu import make_parallel
+from keras_multigpu import make_parallel, reports
 
 
 def _steps(body, start, count=5):
@@ -217,3 +219,29 @@ def test_the_largest_of_all_rows(kind, rows, in_float64):
     x = np.random.default_rng(rows).normal(size=(rows, 3))
     for given in (tf.constant(x), tf.constant(-x)):
         np.testing.assert_allclose(found(given), kind(dense, given), rtol=1e-12)
+
+
+class _Centered(layers.Layer):
+    """Iterates a layer; the mean over the rows crosses in each iteration."""
+
+    def build(self, shape):
+        self.dense = layers.Dense(shape[-1])
+        self.dense.build(shape)
+
+    def call(self, x):
+        def body(i, h):
+            h = tf.tanh(self.dense(h))
+            return i + 1, h - tf.reduce_mean(h, 0, keepdims=True)
+
+        return tf.while_loop(lambda i, h: i < 3, body, (tf.constant(0), x))[1]
+
+
+def test_rows_and_weights_stay_on_the_devices_of_a_loop(rng):
+    model = keras.Sequential([keras.Input((64,)), _Centered(), layers.Dense(3)])
+    parallel = make_parallel(model, 4)
+    parallel.compile("sgd", "mse", jit_compile=False)
+    found = reports.transfers(parallel, (rng.normal(size=(512, 64)), rng.normal(size=(512, 3))))
+    inside = [one.tensor for one in found.prediction if "/while/body/" in one.tensor]
+    kinds = {re.sub(r"[/_:\d]*$", "", one).rpartition("/")[2] for one in inside}
+    assert "Mean" in kinds
+    assert kinds <= {"Mean", "truediv", "input"}

@@ -106,12 +106,30 @@ def _read_by_loop_over_rows(x, variable):
     return tf.map_fn(lambda row: row * variable, x)
 
 
+def _changed_by_loop(x, variable):
+    """What the rows have in common changes it, and the next iteration reads it."""
+
+    def body(i, z):
+        z = z * variable - tf.reduce_mean(z)
+        variable.assign_add(tf.reduce_max(z))
+        return i + 1, z + variable
+
+    return tf.while_loop(lambda i, z: i < 3, body, (0, x * 0.1))[1]
+
+
 def _read_by_compiled_function(x, variable):
     return tf.function(lambda z: z * variable, autograph=False, jit_compile=True)(x)
 
 
 @pytest.mark.parametrize(
-    "read", [_read_by_branch, _read_by_loop, _read_by_loop_over_rows, _read_by_compiled_function]
+    "read",
+    [
+        _read_by_branch,
+        _read_by_loop,
+        _changed_by_loop,
+        _read_by_loop_over_rows,
+        _read_by_compiled_function,
+    ],
 )
 def test_what_is_read_within_is_what_was_assigned_before(read):
     results = []

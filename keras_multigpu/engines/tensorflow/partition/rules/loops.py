@@ -108,7 +108,16 @@ def _once(
         inner.take(value) if state is None else inner.carried(state, tensor)
         for value, state, tensor in zip(values, states, graph.inputs)
     ]
+    # Read before the loop, and sent once: not in each iteration.
+    inner.only_read.update(
+        id(value) for value, tensor in zip(inside, graph.inputs) if _is_only_read(tensor)
+    )
     return inner, inner.run(graph, inside)
+
+
+def _is_only_read(tensor: tf.Tensor) -> bool:
+    """Whether a loop's function reads a variable, and nothing else."""
+    return all(one.type in ("ReadVariableOp", "VariableShape") for one in tensor.consumers())
 
 
 def _loop_node(
