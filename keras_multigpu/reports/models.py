@@ -32,7 +32,8 @@ def has_weights(model: keras.Model) -> bool:
     own = getattr(model, "template", model)
     layers = engines.all_layers(own)[1:]
     is_of_layers = has_train_step(own) and type(own).build is keras.Model.build
-    return engines.is_built(model) or (is_of_layers and bool(layers) and all(one.built for one in layers))
+    are_built = bool(layers) and all(one.built for one in layers)
+    return engines.is_built(model) or (is_of_layers and are_built)
 
 
 def has_train_step(model: keras.Model) -> bool:
