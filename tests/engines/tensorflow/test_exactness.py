@@ -611,3 +611,27 @@ def test_a_model_that_checks_its_rows():
     model = make_parallel(_lambda(check)(), 4)
     made = model.predict(np.full((9, 6), 1e4), verbose=0)
     assert np.all(made == 1e4)
+
+
+@pytest.mark.parametrize("name", ["Conv2D", "DepthwiseConv2D", "Conv2DTranspose"])
+def test_images_of_any_size_on_fewer_devices(name, rng):
+    """oneDNN's kernels, in single precision, give no rows a wrong shape."""
+
+    def convolution(units):
+        more = {"dtype": "float32"} | ({} if name == "DepthwiseConv2D" else {"filters": units})
+        return getattr(layers, name)(kernel_size=3, padding="valid", **more)
+
+    keras.utils.set_random_seed(1)
+    plain = keras.Sequential([keras.Input((None, None, 2)), convolution(4), convolution(2)])
+    template = keras.models.clone_model(plain)
+    template.set_weights(plain.get_weights())
+    parallel = make_parallel(template, 4)
+    for model in (plain, parallel):
+        model.compile("sgd", "mse", jit_compile=False)
+    for rows, size in ((2, 9), (1, 11), (3, 12)):
+        x = rng.normal(size=(rows, size, size, 2)).astype("float32")
+        y = np.ones_like(plain.predict(x, verbose=0))
+        losses = [model.train_on_batch(x, y) for model in (plain, parallel)]
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+    for one, other in zip(plain.get_weights(), template.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)

@@ -145,17 +145,13 @@ class Local:
         return vector if const.ndim == 1 else tf.reshape(vector, const.shape)
 
     def unless_empty(
-        self, unit: Unit, compute: Callable[[], list[Any]], outputs: Sequence[Any]
+        self, unit: Unit, compute: Callable[[], list[Any]], empty: Callable[[], list[Any]]
     ) -> list[Any]:
-        """`compute()`; zeros of the outputs' shapes and types if this device has no such rows."""
-
-        def zeros() -> list[Any]:
-            return [tf.zeros(shape, dtype) for shape, dtype in outputs]
-
+        """`compute()`; `empty()` if this device has no such rows."""
         _, rows = self._share(unit.rows)
         if isinstance(rows, int):
-            return compute() if rows else zeros()
-        return tf.nest.flatten(tf.cond(rows > 0, lambda: list(compute()), zeros))
+            return compute() if rows else empty()
+        return tf.nest.flatten(tf.cond(rows > 0, lambda: list(compute()), empty))
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Makes a small tensor once in each graph."""

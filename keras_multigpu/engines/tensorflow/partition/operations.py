@@ -125,13 +125,18 @@ def operation(
             return create_compiled(kind, inputs, attributes, name)
         if local.is_compiled and signature is not None and signature.write_compiled is not None:
             return signature.write_compiled(kind, inputs, attributes, name)
-        if guard is None:
+        written_empty = None if signature is None else signature.write_empty
+        # XLA's kernels may be trusted, where the shape of zeros isn't known.
+        if guard is None or (local.is_compiled and written_empty is not None):
             return write(kind, inputs, attributes, name)
-        sizes = [one.tensor(local) for one in guard.shapes]
-        outputs = list(zip(sizes, types))
-        return local.unless_empty(
-            guard.unit, lambda: write(kind, inputs, attributes, name), outputs
-        )
+        zeros = [(one.tensor(local), dtype) for one, dtype in zip(guard.shapes, types)]
+
+        def empty() -> list[Any]:
+            if written_empty is not None:
+                return written_empty(kind, inputs, attributes, name)
+            return [tf.zeros(shape, dtype) for shape, dtype in zeros]
+
+        return local.unless_empty(guard.unit, lambda: write(kind, inputs, attributes, name), empty)
 
     return emit
 
@@ -140,6 +145,8 @@ def guard_of(signature: Signature, label: Any, unit: Unit | None) -> Guard | Non
     """That of an operation which is split along a label; `None` if it needs none."""
     if label is None or unit is None or label not in signature.zero_if_empty:
         return None
+    if signature.write_empty is not None:
+        return Guard(unit, ())
     assert signature.dims is not None
     layouts = [Split(list(one).index(label)) if label in one else None for one in signature.outputs]
     shapes = [Shaped(dims, tf.int32, layout) for dims, layout in zip(signature.dims, layouts)]

@@ -36,6 +36,7 @@ class Signature:
             device without rows gives zeros of `dims`.
         regroups: whether a label's axis may have another multiple of the rows in the outputs.
         write: adds it to a graph, as `operations.create` does, if it is more than one operation.
+        write_empty: the same, for a device without rows, if no `dims` tell the shape of zeros.
         write_compiled: the same, for what XLA refuses to compile where there is nothing.
     """
 
@@ -50,6 +51,7 @@ class Signature:
     zero_if_empty: Sequence[Any] = ()
     regroups: bool = False
     write: Callable[..., list[Any]] | None = None
+    write_empty: Callable[..., list[Any]] | None = None
     write_compiled: Callable[..., list[Any]] | None = None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.operations import create
 from keras_multigpu.engines.tensorflow.partition.rules.table import listed, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 
@@ -70,8 +71,17 @@ def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if op.type in NEEDS_ROWS:
         return Signature(inputs, outputs, dims=[values[0].dims], zero_if_empty=["row"])
     dims = _dims_of(op, values)
-    is_guarded = dims is not None and op.type in CONVOLUTIONS
-    return Signature(inputs, outputs, dims=dims, zero_if_empty=["row"] if is_guarded else [])
+    if op.type not in CONVOLUTIONS:
+        return Signature(inputs, outputs, dims=dims)
+    empty = _of_one_row if dims is None else None
+    return Signature(inputs, outputs, dims=dims, zero_if_empty=["row"], write_empty=empty)
+
+
+def _of_one_row(kind: str, inputs: Any, attributes: Any, name: str) -> list[Any]:
+    """None of the rows that the operation gives for one of zeros."""
+    images, *others = inputs
+    row = tf.zeros(tf.concat([[1], tf.shape(images)[1:]], 0), images.dtype)
+    return [tensor[:0] for tensor in create(kind, [row, *others], attributes, name)]
 
 
 @rule("MaxPoolWithArgmax", "MaxPoolGradWithArgmax")
