@@ -46,7 +46,7 @@ class ColumnHasher:
         elif is_text(values.type) and find_kernel() is not None:
             self._write_texts(values, out)
         else:
-            self._write_encoded(values.dictionary_encode(), out)
+            self._write_encoded(_encoded(values), out)
 
     def _write_encoded(self, values: pa.DictionaryArray, out: np.ndarray) -> None:
         dictionary, indices = values.dictionary, values.indices
@@ -158,3 +158,11 @@ def _try(compiled: types.ModuleType) -> None:
     compiled.write_codes(np.frombuffer(text, "uint8"), ends, out, 0, _TRIED_GROUP, 64)
     if out[0, 0] != xxhash.xxh64_intdigest(text) % _TRIED_GROUP:
         raise RuntimeError(f"it gave {out[0, 0]} as the code of {text!r}")
+
+
+def _encoded(values: pa.Array) -> pa.DictionaryArray:
+    """The values by numbers: of short floats, which Arrow before 26 cannot encode, by their bits."""
+    if not pa.types.is_float16(values.type):
+        return values.dictionary_encode()
+    bits = values.view(pa.uint16()).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(bits.indices, bits.dictionary.view(pa.float16()))

@@ -17,6 +17,7 @@ from keras_multigpu.sparse.sources import BadDataError, Chunk, Schema
 pytestmark = pytest.mark.backend_free
 
 ROWS = 1000
+ARROW = int(pa.__version__.split(".")[0])
 
 
 def dataset(files, **options):
@@ -98,7 +99,9 @@ def test_encodings(tmp_path, encoding, version, category):
         pa.large_string(),
         pa.binary(),
         pa.large_binary(),
-        pa.string_view(),
+        pytest.param(
+            pa.string_view(), marks=pytest.mark.skipif(ARROW < 21, reason="Arrow casts to none")
+        ),
         pa.dictionary(pa.int16(), pa.string()),
         pa.dictionary(pa.int32(), pa.large_string()),
     ],
@@ -140,6 +143,7 @@ def most_bytes(path, names):
     return max(held)
 
 
+@pytest.mark.skipif(ARROW < 23, reason="Arrow reads whole dictionaries")
 def test_memory_does_not_grow_with_the_distinct_values(tmp_path):
     names, peaks = ("a", "b", "c"), []
     for rows in (30_000, 240_000):
