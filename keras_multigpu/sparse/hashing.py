@@ -161,7 +161,7 @@ def _try(compiled: types.ModuleType) -> None:
 
 
 def _encoded(values: pa.Array) -> pa.DictionaryArray:
-    """The values by numbers: of short floats, which Arrow before 26 cannot encode, by their bits."""
+    """The values by numbers: of short floats, which Arrow encodes since 26, by their bits."""
     if not pa.types.is_float16(values.type):
         return values.dictionary_encode()
     bits = values.view(pa.uint16()).dictionary_encode()
