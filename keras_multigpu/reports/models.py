@@ -20,7 +20,7 @@ from keras_multigpu.reports.inputs import Batch
 def check_built(model: Any) -> None:
     """Refuses what is not a Keras model, and a model without weights."""
     check_model(model)
-    if not has_weights(model):
+    if not (model.built or has_weights(model)):
         raise ValueError(
             f"`model` must be built, so that it has weights. Received: model={model.name!r}, "
             "which is not built. Call it on a batch, train it on one, or give it an input shape."

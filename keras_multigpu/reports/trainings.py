@@ -20,7 +20,7 @@ from keras_multigpu.reports.inputs import (
     needs_targets,
     rows_of_first_batch,
 )
-from keras_multigpu.reports.models import check_built, model_kept
+from keras_multigpu.reports.models import check_built, has_weights, model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training, take_rows
 
@@ -120,7 +120,7 @@ def scaling(
     sizes = [rows * count if rows and weak else rows for count in counts]
     rounds = [warm_up] * (warm_up > 0) + [epochs] * repeats
     moves = mode == "model" or options.get("shard") is not None
-    if not engines.is_built(model):  # a Sequential model whose shapes Keras can't infer
+    if not has_weights(model):  # a Sequential model whose shapes Keras can't infer
         batch = take_rows(data, rows) if rows else first_batch(data)
         model(keras.utils.unpack_x_y_sample_weight(batch)[0])
     with model_kept(model):

@@ -76,7 +76,9 @@ def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     rest = tuple(("rest", axis) for axis in range(indices[-1], len(dims)))
     if len(updates) != len(labels) + len(rest):
         return None
-    if _are_few(planner, updates, dims):
+    # What is split behind the indexed axes stays where it is.
+    axis = values[1].axis if values[1].axis is not None else values[0].axis
+    if axis is not None and axis < len(labels) and _are_few(planner, updates, dims):
         return planner.fallback(op, values, [dims])
     output = (None,) * indices[-1] + rest
     return Signature(
