@@ -35,9 +35,9 @@ class Case:
         function: gives tensors.
         data: a tensor's sizes, `B` for the batch's rows, and after a colon its type, one letter
             of `DTYPES`, or `n` for any number, for integers followed by their limit. Without `B`
-            it is the same for all batches. A small letter is a size that `TEST_TURN` draws, the
+            it is the same for all batches. A small letter is a size that `TEST_DRAW` draws, the
             same wherever the case has it: `n`, `2n`, `n+1`.
-        axis: the function also gets an axis of its first tensor, which `TEST_TURN` draws: "any",
+        axis: the function also gets an axis of its first tensor, which `TEST_DRAW` draws: "any",
             or one "beside" the rows.
         traceless: whether the rule leaves no record: it passes on values, or makes them anew.
         is_compilable: whether XLA compiles it, and gives the same numbers.
@@ -59,7 +59,9 @@ class Case:
     def drawn(self):
         """What stands for the letters of `data`: sizes, `type` for any number, and `axis`."""
         words = f"{self.type} {self.data} {self.axis}"
-        rng = np.random.default_rng([int(os.environ["TEST_TURN"]), zlib.crc32(words.encode())])
+        rng = np.random.default_rng(
+            [int(os.environ.get("TEST_DRAW", 0)), zlib.crc32(words.encode())]
+        )
         found = {one: int(rng.choice(SIZES)) for one in "abcdefghijklmnopqrstuvwxyz"}
         first = self.data[0].partition(":")[0].split()
         axes = [n for n, size in enumerate(first) if self.axis == "any" or size != "B"]
@@ -87,7 +89,7 @@ class Case:
     def __str__(self):
         shapes = [(shape, dtype.name) for shape, dtype, *_ in self.specs]
         axis = f" axis {self.drawn['axis']}" if self.axis else ""
-        return f"{self.type} {self.data} {shapes}{axis} TEST_TURN={os.environ['TEST_TURN']}"
+        return f"{self.type} {self.data} {shapes}{axis} TEST_DRAW={os.environ.get('TEST_DRAW', 0)}"
 
     def rows(self, batch, seed=0):
         """The tensors of a batch that have rows, the axis of rows first."""

@@ -1,6 +1,7 @@
 """Cases of convolutions and pools."""
 
 import tensorflow as tf
+from keras import ops
 from support.rule_cases.case import case
 
 raw = tf.raw_ops
@@ -72,14 +73,18 @@ _add(
 CASES["Conv2DBackpropInput"] = [
     case(
         "Conv2DBackpropInput",
-        lambda g, w: tf.nn.conv2d_transpose(g, w, [tf.shape(g)[0], 8, 8, w.shape[2]], 2, "SAME"),
+        lambda g, w: tf.nn.conv2d_transpose(
+            g, w, [tf.shape(g)[0], 8, 8, ops.shape(w)[2]], 2, "SAME"
+        ),
         "B 4 4 c",
         "3 3 d c",
         **_DEEP,
     ),
     case(
         "Conv2DBackpropInput",
-        lambda g, w: tf.nn.conv2d_transpose(g, w, [tf.shape(g)[0], 4, 4, w.shape[2]], 1, "SAME"),
+        lambda g, w: tf.nn.conv2d_transpose(
+            g, w, [tf.shape(g)[0], 4, 4, ops.shape(w)[2]], 1, "SAME"
+        ),
         "B 4 4 c",
         "3 3 d c",
         **_DEEP,
@@ -88,7 +93,9 @@ CASES["Conv2DBackpropInput"] = [
 CASES["Conv3DBackpropInputV2"] = [
     case(
         "Conv3DBackpropInputV2",
-        lambda g, w: tf.nn.conv3d_transpose(g, w, [tf.shape(g)[0], 4, 4, 4, w.shape[3]], 2, "SAME"),
+        lambda g, w: tf.nn.conv3d_transpose(
+            g, w, [tf.shape(g)[0], 4, 4, 4, ops.shape(w)[3]], 2, "SAME"
+        ),
         "B 2 2 2 c",
         "2 2 2 d c",
         **_DEEP,
@@ -98,7 +105,7 @@ CASES["DepthwiseConv2dNativeBackpropInput"] = [
     case(
         "DepthwiseConv2dNativeBackpropInput",
         lambda g, w: tf.nn.depthwise_conv2d_backprop_input(
-            [tf.shape(g)[0], 4, 4, w.shape[2]], w, g, **_2D
+            [tf.shape(g)[0], 4, 4, ops.shape(w)[2]], w, g, **_2D
         ),
         "B 4 4 2c",
         "2 2 c 2",

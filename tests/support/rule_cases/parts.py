@@ -1,6 +1,7 @@
 """Cases of shapes, fills, parts of tensors, and random numbers."""
 
 import tensorflow as tf
+from keras import ops
 from support.rule_cases.case import case
 
 raw = tf.raw_ops
@@ -11,9 +12,9 @@ def _add(kind, function, *data, **settings):
     CASES.setdefault(kind, []).append(case(kind, function, *data, **settings))
 
 
-_add("Reshape", lambda x: tf.reshape(x, [-1, x.shape[1] * x.shape[2]]), "B n m")
-_add("Reshape", lambda x: tf.reshape(x, [2 * tf.shape(x)[0], x.shape[2]]), "B 2 n")
-_add("Reshape", lambda x: tf.reshape(x, [x.shape[0], -1]), "n B m")
+_add("Reshape", lambda x: tf.reshape(x, [-1, ops.shape(x)[1] * ops.shape(x)[2]]), "B n m")
+_add("Reshape", lambda x: tf.reshape(x, [2 * tf.shape(x)[0], ops.shape(x)[2]]), "B 2 n")
+_add("Reshape", lambda x: tf.reshape(x, [ops.shape(x)[0], -1]), "n B m")
 _add("Reshape", lambda x: tf.reshape(x, [-1]), "B n")
 _add("Reshape", lambda x: tf.reshape(tf.reshape(x, [-1, 2]), [tf.shape(x)[0], 2, 2]), "B 4")
 _add("ReverseSequence", lambda x, n: tf.reverse_sequence(x, n, 1, 0), "B n m", "B:in")
