@@ -129,8 +129,8 @@ CASES["Conv3DBackpropFilterV2"] = [
         lambda x, g: raw.Conv3DBackpropFilterV2(
             input=x, filter_sizes=[2, 2, 2, 2, 2], out_backprop=g, **_3D
         ),
-        "B h w n 2",
-        "B h w n 2",
+        "B 3 3 3 2",
+        "B 3 3 3 2",
         **_DEEP,
     )
 ]

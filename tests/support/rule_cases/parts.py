@@ -73,8 +73,8 @@ _add(
 _add(
     "GatherV2",
     lambda x, i: tf.gather(x, i, axis=2, batch_dims=2),
-    "n B k",
-    "n B m:ik",
+    "2 B 4",
+    "2 B 3:i4",
     whole=("Reshape",),
 )
 _add("GatherNd", lambda x, i: tf.gather_nd(x, i), "k k n", "B 2:ik")
