@@ -179,7 +179,9 @@ def test_what_is_sent_for_spread_weights_is_counted(rng):
 @pytest.mark.skipif(not hasattr(keras.optimizers, "Muon"), reason="this version of Keras has none")
 def test_a_model_that_was_compiled_and_not_trained_is_loaded(rng, tmp_path):
     parallel = make_parallel(_transformer(), 2, mode="model")
-    parallel.compile("muon", "mse")  # looks at whole weights, which are whole here: no warning
+    parallel.compile(
+        keras.optimizers.Muon(), "mse"
+    )  # looks at whole weights, which are whole here: no warning
     parallel.save(tmp_path / "model.keras")
     with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
         loaded = keras.saving.load_model(tmp_path / "model.keras")

@@ -12,7 +12,7 @@ from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.rules.table import axes_of, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.rules.tables import rows_of
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
-from keras_multigpu.engines.tensorflow.partition.sizes import elements_of
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, elements_of
 
 _FEW = 16  # times as large as the updates of 32 rows: then the updates are less to send
 
@@ -76,9 +76,11 @@ def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     rest = tuple(("rest", axis) for axis in range(indices[-1], len(dims)))
     if len(updates) != len(labels) + len(rest):
         return None
-    # What is split behind the indexed axes stays where it is.
+    # What is split behind the indexed axes stays where it is, and what has the batch's rows.
     axis = values[1].axis if values[1].axis is not None else values[0].axis
-    if axis is not None and axis < len(labels) and _are_few(planner, updates, dims):
+    has_rows = any(isinstance(dim, Dim) or dim == planner.batch for dim in dims)
+    is_of_rows = axis is not None and axis < len(labels) and not has_rows
+    if is_of_rows and _are_few(planner, updates, dims):
         return planner.fallback(op, values, [dims])
     output = (None,) * indices[-1] + rest
     return Signature(
