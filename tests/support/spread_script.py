@@ -38,10 +38,11 @@ def build():
 
 
 def wide():
-    """A table of which each device adds up its rows."""
+    """A table of which each device adds up its rows, and one of which it looks them up."""
     keras.utils.set_random_seed(7)
     indices = keras.Input((4,), dtype="int32")
-    model = keras.Model(indices, MultiHotDense(3, 64, padding=-1)(indices))
+    rows = layers.GlobalAveragePooling1D()(layers.Embedding(1024, 3)(indices * 8 + 8))
+    model = keras.Model(indices, MultiHotDense(3, 64, padding=-1)(indices) + rows)
     model.compile("adam", _squares)
     return model
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from keras_multigpu.engines.jax.devices import is_traced
+from keras_multigpu.engines.jax.jaxprs import changed_inner, mapped_equation
+from keras_multigpu.engines.jax.lookups import Lookups
 from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.shared import having
 
@@ -74,7 +77,8 @@ def spread_function(
 def _spread(traced: Any, place: Placement, rows: int, scatters: bool) -> Any:
     # If only the state is spread, XLA must not divide convolutions as its parts are.
     spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
-    return traced.replace(jaxpr=spreader.spread(traced.jaxpr))
+    jaxpr = Lookups(place, rows).change(traced.jaxpr) if scatters else traced.jaxpr
+    return traced.replace(jaxpr=spreader.spread(jaxpr))
 
 
 def _changed(function: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -138,23 +142,13 @@ class _Spreader:
             # XLA loses gradients of maxima over neighbouring rows.
             parts = equation.invars, equation.outvars
             return self._mapped(equation, *([None] * len(some) for some in parts))
-        return equation.replace(params={key: self._inner(part) for key, part in params.items()})
+        inner = {key: changed_inner(part, self.spread) for key, part in params.items()}
+        return equation.replace(params=inner)
 
     def _is_over_rows(self, equation: Any) -> bool:
         """Whether windows hold several rows, of the first axis."""
         windows, shape = equation.params["window_dimensions"], equation.invars[0].aval.shape
         return bool(windows) and windows[0] > 1 and self._counts_rows(shape[0])
-
-    def _inner(self, part: Any) -> Any:
-        """A parameter of an operation that calls others: a loop's body, a condition's branch."""
-        if isinstance(part, core.Jaxpr):
-            return self.spread(part)
-        if isinstance(part, core.ClosedJaxpr):
-            return part.replace(jaxpr=self.spread(part.jaxpr))
-        if isinstance(part, tuple) and any(isinstance(one, core.ClosedJaxpr) for one in part):
-            parts = map(self._inner, part)
-            return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
-        return part
 
     def _convolution(self, equation: Any) -> Any:
         params = equation.params
@@ -190,7 +184,8 @@ class _Spreader:
         else:  # "scatter-add", to zeros
             numbers = params["dimension_numbers"]
             is_plain = 0 not in numbers.update_window_dims and not numbers.operand_batching_dims
-            if is_plain and shapes[2] and self._counts_rows(shapes[1][0]):
+            are_few = math.prod(shapes[2]) < math.prod(shapes[0])  # then XLA sends these
+            if is_plain and not are_few and shapes[2] and self._counts_rows(shapes[1][0]):
                 return self._mapped(equation, [None, 0, 0], [axis], scatter=axis)
         return self._equation(equation)
 
@@ -241,16 +236,8 @@ class _Spreader:
                 return [self._place.sum_part(part, scatter) for part in made]
             return [jax.lax.psum(part, self._place.axes) for part in made] if is_sum else list(made)
 
-        mapped = jax.shard_map(
-            on_each_device,
-            mesh=self._place.mesh,
-            in_specs=tuple(map(self._spec, axes)),
-            out_specs=list(map(self._spec, results)),
-            check_vma=False,
-        )
-        operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
-        (made,) = jax.make_jaxpr(mapped)(*operands).jaxpr.eqns
-        return equation.replace(primitive=made.primitive, params=made.params, effects=made.effects)
+        given, made = tuple(map(self._spec, axes)), list(map(self._spec, results))
+        return mapped_equation(equation, on_each_device, self._place.mesh, given, made)
 
     def _spec(self, axis: int | None) -> PartitionSpec:
         return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, self._place.axes)

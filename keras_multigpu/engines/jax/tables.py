@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-from jax.extend import core
+
+from keras_multigpu.engines.jax.jaxprs import inner_jaxprs
 
 _SUMS = ("dot_general", "conv_general_dilated", "scatter-add")
 _LEAST = 2**16  # values; the update of a smaller table takes microseconds
@@ -70,7 +71,7 @@ def _sums_by_index(jaxpr: Any) -> Iterator[tuple[int, ...]]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scatter-add":
             yield tuple(equation.outvars[0].aval.shape)
-        for part in _parts(equation):
+        for part in inner_jaxprs(equation):
             yield from _sums_by_index(part)
 
 
@@ -78,7 +79,7 @@ def _work(jaxpr: Any, tables: set[tuple[int, ...]]) -> tuple[float, float]:
     """About how many values a computation computes: elementwise for tables, and all others."""
     update = other = 0.0
     for equation in jaxpr.eqns:
-        parts = [_work(part, tables) for part in _parts(equation)]
+        parts = [_work(part, tables) for part in inner_jaxprs(equation)]
         if parts:  # a loop's body; of a condition's branches the longest
             longest, times = max(parts, key=sum), equation.params.get("length", 1)
             update, other = update + times * longest[0], other + times * longest[1]
@@ -104,13 +105,3 @@ def _work_of_one(equation: Any) -> float:
     if name == "scatter-add":
         return sizes[2]
     return 0 if name in _MOVES else max([size, *sizes])
-
-
-def _parts(equation: Any) -> Iterator[Any]:
-    """The computations that an operation calls: a loop's body, a condition's branches."""
-    for value in equation.params.values():
-        for part in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(part, core.ClosedJaxpr):
-                yield part.jaxpr
-            elif isinstance(part, core.Jaxpr):
-                yield part

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from keras_multigpu.engines.jax.cluster.spread_variables import adopt, check_spread
 from keras_multigpu.engines.jax.counting.transfers import GATHERED
 from keras_multigpu.engines.jax.devices import is_traced
-from keras_multigpu.engines.jax.placement import placement_on, prime_factors
+from keras_multigpu.engines.jax.placement import Placement, placement_on, prime_factors
 from keras_multigpu.engines.jax.state.parted import put, release
 from keras_multigpu.engines.templates import metrics_variables
 from keras_multigpu.engines.values import Tensor
@@ -42,24 +42,15 @@ class StateShards:
     """
 
     def __init__(self, names: Sequence[str], shard: str):
-        place = placement_on(tuple(names))
-        self._factors, self._axes = place.factors, place.axes
+        self._place = place = placement_on(tuple(names))
+        self._factors = place.factors
         self._group, self._mesh, self._whole = place.group, place.mesh, place.replicated
         self.of_weights = shard == "weights"
         self._gathers = [self._gathering(are_spread) for are_spread in (False, True)]
 
     def sharding(self, shape: Sequence[int]) -> NamedSharding:
-        """How a variable of a shape is spread; a copy on each device if it can't be, or is small.
-
-        Along the first axis that the number of devices divides; else along several axes, as far
-        as they can be divided.
-        """
-        parts = _divide(shape, self._factors)
-        along = [
-            tuple(self._axes[number] for number in parts.get(axis, ()))
-            for axis in range(max(parts, default=-1) + 1)
-        ]
-        return NamedSharding(self._mesh, PartitionSpec(*along))
+        """How a variable of a shape is spread: as `sharding_on` says."""
+        return sharding_on(self._place, shape)
 
     def share(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many elements of a variable of a shape each device keeps."""
@@ -159,6 +150,20 @@ class StateShards:
 
     def _put_part(self, value: Tensor) -> Tensor:
         return jax.device_put(value, self.sharding(np.shape(value)))
+
+
+def sharding_on(place: Placement, shape: Sequence[int]) -> NamedSharding:
+    """How a variable of a shape is spread; a copy on each device if it can't be, or is small.
+
+    Along the first axis that the number of devices divides; else along several axes, as far as
+    they can be divided.
+    """
+    parts = _divide(shape, place.factors)
+    along = [
+        tuple(place.axes[number] for number in parts.get(axis, ()))
+        for axis in range(max(parts, default=-1) + 1)
+    ]
+    return NamedSharding(place.mesh, PartitionSpec(*along))
 
 
 def kept_share(shapes: Sequence[Sequence[int]], count: int) -> float:
