@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
@@ -24,6 +22,7 @@ from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.jaxprs import changed_inner, mapped_equation
 from keras_multigpu.engines.jax.lookups import Lookups
 from keras_multigpu.engines.jax.placement import Placement
+from keras_multigpu.engines.jax.sums import are_few, find_scattered, sums_rows
 from keras_multigpu.engines.shared import having
 
 _is_changed: contextvars.ContextVar[bool] = contextvars.ContextVar("is_changed", default=False)
@@ -77,6 +76,7 @@ def spread_function(
 def _spread(traced: Any, place: Placement, rows: int, scatters: bool) -> Any:
     # If only the state is spread, XLA must not divide convolutions as its parts are.
     spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
+    spreader.shapes = {one.aval.shape for one in traced.jaxpr.invars}
     jaxpr = Lookups(place, rows).change(traced.jaxpr) if scatters else traced.jaxpr
     return traced.replace(jaxpr=spreader.spread(jaxpr))
 
@@ -107,7 +107,10 @@ class _Spreader:
     """Wraps operations of a traced step in `shard_map`.
 
     `rows` is the batch's number of rows, a multiple of the number of devices; 0 if each gets all.
+    `shapes` are those of the arguments, weights among them.
     """
+
+    shapes: Collection[tuple[int, ...]] = ()
 
     def __init__(self, place: Placement, rows: int, scatters: bool):
         self._place = place
@@ -136,6 +139,8 @@ class _Spreader:
             return self._batched(equation, len(params["fft_lengths"]))
         if name in _LAST_AXES:
             return self._batched(equation, _LAST_AXES[name])
+        if name == "scatter-add" and self._is_of_table(equation):
+            return self._mapped(equation, [None] * 3, [None])
         if name == "shard_map":
             return equation
         if "window_dimensions" in params and self._is_over_rows(equation):
@@ -181,13 +186,20 @@ class _Spreader:
             is_grouped = max(params["feature_group_count"], params["batch_group_count"]) > 1
             if not is_grouped and self._counts_rows(shapes[0][lhs[1]]):
                 return self._mapped(equation, [lhs[1], rhs[1]], [axis], scatter=axis)
-        else:  # "scatter-add", to zeros
-            numbers = params["dimension_numbers"]
-            is_plain = 0 not in numbers.update_window_dims and not numbers.operand_batching_dims
-            are_few = math.prod(shapes[2]) < math.prod(shapes[0])  # then XLA sends these
-            if is_plain and not are_few and shapes[2] and self._counts_rows(shapes[1][0]):
-                return self._mapped(equation, [None, 0, 0], [axis], scatter=axis)
+        elif sums_rows(equation) and not are_few(equation) and self._counts_rows(shapes[1][0]):
+            return self._mapped(equation, [None, 0, 0], [axis], scatter=axis)
         return self._equation(equation)
+
+    def _is_of_table(self, equation: Any) -> bool:
+        """Whether it is the gradient of a whole table, which takes few rows of those that it has.
+
+        Each device then gets these from the others. XLA would send the sum, as large as the table.
+        """
+        if self._scatters or self._place.is_mesh or not sums_rows(equation):
+            return False
+        (table, *_), indices, _ = (one.aval.shape for one in equation.invars)
+        is_weights = equation.invars[0].aval.shape in self.shapes and table != self._rows
+        return is_weights and are_few(equation) and self._counts_rows(indices[0])
 
     def _loop(self, equation: Any) -> Any:
         """A loop over the rows, without state: each device loops over its rows."""
@@ -252,51 +264,3 @@ class _Whole(_Spreader):
 
     def _convolution(self, equation: Any) -> Any:
         return self._mapped(equation, [None, None], [None])
-
-
-def find_scattered(jaxpr: Any) -> dict[int, int]:
-    """Sums whose result a sharding constraint spreads over all devices.
-
-    Returns:
-        The axis of the sum that is spread, by the number of the equation.
-    """
-    producers = {var: place for place, one in enumerate(jaxpr.eqns) for var in one.outvars}
-    found: dict[int, int] = {}
-    for constraint in jaxpr.eqns:
-        if constraint.primitive.name != "sharding_constraint":
-            continue
-        axis = _spread_axis(constraint.params["sharding"])
-        (source,) = constraint.invars
-        while axis is not None and isinstance(source, core.Var) and source in producers:
-            place = producers[source]
-            equation = jaxpr.eqns[place]
-            name = equation.primitive.name
-            if name in ("dot_general", "conv_general_dilated") or (
-                name == "scatter-add" and _is_zero(equation.invars[0], producers, jaxpr)
-            ):
-                found[place] = axis
-            if name not in ("transpose", "convert_element_type"):
-                break
-            axis = equation.params["permutation"][axis] if name == "transpose" else axis
-            source = equation.invars[0]
-    return found
-
-
-def _spread_axis(sharding: Any) -> int | None:
-    """The axis that is spread over all devices; `None` if there is none."""
-    for axis, names in enumerate(getattr(sharding, "spec", ())):
-        used = names if isinstance(names, tuple) else (names,)
-        if set(used) == set(sharding.mesh.axis_names):
-            return axis
-    return None
-
-
-def _is_zero(source: Any, producers: dict[Any, int], jaxpr: Any) -> bool:
-    """Whether a value is a constant of zeros."""
-    if source not in producers:
-        return False
-    equation = jaxpr.eqns[producers[source]]
-    if equation.primitive.name != "broadcast_in_dim":
-        return False
-    constant = equation.invars[0]
-    return isinstance(constant, core.Literal) and not np.any(constant.val)

@@ -56,10 +56,10 @@ MODELS = {
 }
 
 
-def _both(name):
+def _both(name, shard="weights"):
     for n in (1, 4):
         keras.utils.set_random_seed(1)
-        model = make_parallel(MODELS[name](), n, shard="weights" if n > 1 else None)
+        model = make_parallel(MODELS[name](), n, shard=shard if n > 1 else None)
         model.compile("adam", "mse")
         yield model
 
@@ -75,12 +75,14 @@ def _sent(parallel, batch):
     return [sum(report.bytes(step).values()) for step in ("training", "prediction")]
 
 
+@pytest.mark.filterwarnings("ignore:Each device updates all rows")
+@pytest.mark.parametrize("shard", ["weights", None])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_numbers_of_one_device(name, rng):
+def test_the_numbers_of_one_device(name, shard, rng):
     """The last batch has 7 rows, which 4 devices don't share."""
     x, y = _data(rng, 39)
     found = []
-    for model in _both(name):
+    for model in _both(name, shard):
         logs = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
         made = [model.predict(x, verbose=0), model.evaluate(x, y, verbose=0)]
         found.append([logs, *variables(model), *made])
@@ -94,6 +96,22 @@ def test_the_numbers_of_one_device(name, rng):
 def test_only_rows_cross(name, rows, rng):
     _, parallel = _both(name)
     assert max(_sent(parallel, _data(rng, rows))) < _HEIGHT * _UNITS * 4 / 2
+
+
+@pytest.mark.parametrize("name", ["rows", "twice", "tied"])
+def test_only_rows_of_a_gradient_cross(name, rng):
+    """Each device has the tables, and what the others have looked up."""
+    _, parallel = _both(name, None)
+    assert max(_sent(parallel, _data(rng, 16))) < _HEIGHT * _UNITS * 4 / 2
+
+
+def test_a_gradient_of_more_rows_than_the_table_has_crosses_as_a_sum(rng):
+    words = keras.Input((40,), dtype="int32")
+    pooled = layers.GlobalAveragePooling1D()(layers.Embedding(512, _UNITS)(words))
+    parallel = make_parallel(keras.Model(words, layers.Dense(5)(pooled)), 4)
+    parallel.compile("adam", "mse")
+    batch = rng.integers(0, 512, (16, 40)), rng.normal(size=(16, 5))
+    assert reports.transfers(parallel, batch).bytes("training")["gradients"] > 512 * _UNITS * 4
 
 
 def test_a_table_that_is_used_whole_crosses(rng):
