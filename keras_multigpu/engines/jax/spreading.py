@@ -48,11 +48,9 @@ def spread(
 
     def spread_step(state: Any, batch: Any) -> Any:
         rows = place.spread_rows(batch)
-        is_compiled = is_traced((state, batch))
-        # With several processes a step stays as it is, unless only parts of its sums are needed.
-        is_alone = place.group is None
-        is_needed = (scatters or is_alone) if rows else (scatters and is_alone)
-        if not is_compiled or (is_alone and not is_needed):
+        is_needed = scatters or rows > 0
+        is_looked_at = is_needed or place.group is not None
+        if not is_looked_at or not is_traced((state, batch)):
             return step(state, batch)
 
         def change(traced: Any) -> Any:
