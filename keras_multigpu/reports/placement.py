@@ -1,21 +1,39 @@
-"""A plot of mode `"model"`: which device each layer is on, and what crosses."""
+"""A plot of mode `"model"`: which device each layer is on, and what crosses.
+
+Layer calls are drawn as blocks, blocks as boxes in columns. All lengths are in inches.
+"""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
-from typing import Any
+import itertools
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from keras_multigpu.arguments import positive_integer
 from keras_multigpu.graphs.costs import find_crossings, variables_bytes, with_loss
 from keras_multigpu.graphs.graph import Graph, LayerCall
 from keras_multigpu.modes import ModelParallel
-from keras_multigpu.reports import layout
 from keras_multigpu.reports.forms import new_figure, show_bytes
-from keras_multigpu.reports.layout import HEIGHT, WIDTH, Line, Point
 
 _MOST_BLOCKS, _MOST_COLUMNS = 23, 4
-_LEAST_WIDTH = 5.8  # inches, for the title and the legend
+_WIDTH, _HEIGHT = 2.2, 0.4  # of a box
+_GAP, _LANE = 0.15, 0.1  # between boxes; between the lines that pass beside them
+_ROW = _HEIGHT + 0.26
+_LEAST_WIDTH = 5.8  # for the title and the legend
+_common = os.path.commonprefix  # what names begin with, letter by letter
+
+Point = tuple[float, float]
+
+
+class Line(NamedTuple):
+    """A line from a box to another; it may cross to another device."""
+
+    maker: int
+    taker: int
+    crosses: bool
 
 
 def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
@@ -62,44 +80,135 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
             f"different devices. Received: parallel={parallel!r}. {cure}"
         )
     graph, numbers = with_loss(stages.graph, stages.numbers)
-    blocks = layout.find_blocks(graph, numbers, _MOST_BLOCKS)
+    blocks = find_blocks(graph, numbers, _MOST_BLOCKS)
     lines, sent = _connect(graph, numbers, blocks, rows)
     used = {number: parallel.devices[number] for number in sorted(set(numbers))}
     places = {number: place % _MOST_COLUMNS for place, number in enumerate(used)}
     columns = [0, *(places[numbers[block[0]]] for block in blocks)]
-    centers, paths, (width, height) = layout.arrange(columns, lines)
+    centers, paths, (width, height) = _arrange(columns, lines)
     count = len(parallel.devices)
     title = f"{parallel.name} on {count} device{'s' * (count > 1)}"
     axes = _new_axes(width, height, title, used, rows if sent else 0)
     for line, points in paths.items():
-        _draw_line(axes, points, "red" if line[2] else "grey")
-    _draw_box(axes, centers[0], [0], "inputs", "", sent.get(0, 0))
+        _draw_line(axes, points, "red" if line.crosses else "grey")
+    _draw_box(axes, centers[0], [0], "inputs", "", sent[0])
     counted: set[int] = set()
-    for box, (block, center) in enumerate(zip(blocks, centers[1:]), 1):
-        is_loss = block.stop == len(graph.calls)
-        details = "" if is_loss else _details([graph.calls[place] for place in block], counted)
-        own, name = [numbers[place] for place in block], layout.block_name(graph, block)
-        _draw_box(axes, center, own, name, details, sent.get(box, 0))
+    for box, block in enumerate(blocks, 1):
+        calls, own = graph.calls[block.start : block.stop], numbers[block.start : block.stop]
+        details = "" if block is blocks[-1] else _details(calls, counted)
+        _draw_box(axes, centers[box], own, _block_name(graph, block), details, sent[box])
     return axes.figure
+
+
+def find_blocks(graph: Graph, numbers: Sequence[int], most: int) -> list[range]:
+    """Divides the calls, in their order, into at most `most` blocks; the last, the loss, is alone.
+
+    A graph of at most `most` calls has a block for each. Otherwise it is cut where the device
+    changes, few tensors pass and names have little in common: between `block3a_add` and
+    `block3b_conv`, or between two residual blocks. If that leaves too many, small neighbours are
+    joined; those on different devices last.
+    """
+    count, costs = len(graph.calls), _cut_costs(graph)
+    forced = {p for p in range(1, count) if numbers[p] != numbers[p - 1]} | {0, count - 1}
+    cuts = list(range(count))
+    for limit in sorted(set(costs)) if count > most else ():
+        cuts = [place for place in range(count) if place in forced or costs[place] <= limit]
+        if 2 * len(cuts) >= most:
+            break
+    blocks = [range(*ends) for ends in itertools.pairwise([*cuts, count])]
+
+    def effort(first: int) -> tuple[bool, int]:
+        one, other = blocks[first], blocks[first + 1]
+        return numbers[one[-1]] != numbers[other[0]], len(one) + len(other)
+
+    while len(blocks) > most:
+        first = min(range(len(blocks) - 2), key=effort)
+        blocks[first : first + 2] = [range(blocks[first].start, blocks[first + 1].stop)]
+    return blocks
+
+
+def _cut_costs(graph: Graph) -> list[int]:
+    """The cost of a cut before each call: the tensors that pass, and the parts of a shared name."""
+    producers = graph.producers()
+    # A number belongs to the word before it: `dense_1` is one part.
+    names = [re.sub(r"([A-Za-z])_(\d)", r"\1\2", "/".join(call.path)) for call in graph.calls]
+    last: dict[int, int] = {}  # the last call that takes from a call; -1: the inputs
+    for place, call in enumerate(graph.calls):
+        last |= {producers.get(id(tensor), -1): place for tensor in call.inputs}
+    passing = collections.Counter(p for maker in last for p in range(maker + 1, last[maker] + 1))
+    common = map(_common, itertools.pairwise(names))
+    shared = [len(re.findall("[/_]", one)) for one in common]
+    return [passing[place] + one for place, one in enumerate([0, *shared])]
+
+
+def _block_name(graph: Graph, block: range) -> str:
+    """A call's own name; what a block's names, and no others, begin with; or the first and last."""
+    names = ["/".join(call.path) for call in graph.calls]
+    own = names[block.start : block.stop]
+    ends = [name.rpartition("/")[2] for name in (own[0], own[-1])]
+    if len(set(own)) == 1:
+        return _shorten(ends[0], 34)
+    common = re.match(".*[/_]", _common(own))
+    if common and sum(name.startswith(common[0]) for name in names) == len(own):
+        return _shorten(common[0][:-1], 34)
+    return " … ".join(_shorten(name, 16) for name in ends)
+
+
+def _shorten(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[1 - most // 2 :]}"
 
 
 def _connect(
     graph: Graph, numbers: Sequence[int], blocks: Sequence[range], rows: int
-) -> tuple[dict[Line, None], dict[int, int]]:
+) -> tuple[list[Line], collections.Counter[int]]:
     """The lines between boxes, and the bytes that cross from each. Box 0 is the inputs."""
-    boxes = {place: box for box, block in enumerate(blocks, 1) for place in block}
+    boxes: dict[int | None, int] = {None: 0}
+    boxes |= {place: box for box, block in enumerate(blocks, 1) for place in block}
     producers = graph.producers()
     lines: dict[Line, None] = {}
     for place, call in enumerate(graph.calls):
-        for tensor in call.inputs:
-            maker = producers.get(id(tensor))
-            source, number = (0, 0) if maker is None else (boxes[maker], numbers[maker])
-            if source != boxes[place]:
-                lines[source, boxes[place], number != numbers[place]] = None
-    sent: dict[int, int] = collections.defaultdict(int)
+        for maker in map(producers.get, map(id, call.inputs)):
+            crosses = numbers[place] != (0 if maker is None else numbers[maker])
+            if boxes[maker] != boxes[place]:
+                lines[Line(boxes[maker], boxes[place], crosses)] = None
+    sent: collections.Counter[int] = collections.Counter()
     for crossing in find_crossings(graph, numbers):
-        sent[0 if crossing.maker is None else boxes[crossing.maker]] += crossing.bytes(rows)
-    return lines, sent
+        sent[boxes[crossing.maker]] += crossing.bytes(rows)
+    return list(lines), sent
+
+
+def _arrange(
+    columns: Sequence[int], lines: Collection[Line]
+) -> tuple[list[Point], dict[Line, list[Point]], Point]:
+    """The boxes' centers, the points that each line goes through, and the size of the picture.
+
+    Boxes have their columns. They come in an order in which each is after those that it takes from,
+    and is in a row below these. A line that passes a row goes straight down there, in a lane beside
+    the column that it comes from, so that no line crosses a box.
+    """
+    rows: list[int] = []
+    for box, column in enumerate(columns):
+        row = max((rows[line.maker] + 1 for line in lines if line.taker == box), default=0)
+        while (row, column) in zip(rows, columns):
+            row += 1
+        rows.append(row)
+    passed = {line: range(rows[line.maker] + 1, rows[line.taker]) for line in lines}
+    # Lines from one box share a lane.
+    lanes = dict.fromkeys((line.maker, line.crosses) for line in lines if passed[line])
+    beside, middles, right = {}, [], 0.0
+    for column in range(max(columns) + 1):
+        middles.append(right + (_WIDTH + _GAP) / 2)
+        right += _WIDTH + _GAP
+        for lane in (one for one in lanes if columns[one[0]] == column):
+            beside[lane] = right + _LANE / 2
+            right += _LANE
+    heights = [row * _ROW + _HEIGHT / 2 for row in range(max(rows) + 1)]
+    centers = [(middles[column], heights[row]) for row, column in zip(rows, columns)]
+    paths = {}
+    for line, between in passed.items():
+        way = [(beside[line.maker, line.crosses], heights[row]) for row in between]
+        paths[line] = [centers[line.maker], *way, centers[line.taker]]
+    return centers, paths, (right, heights[-1] + _HEIGHT / 2)
 
 
 def _details(calls: Sequence[LayerCall], counted: set[int]) -> str:
@@ -140,11 +249,11 @@ def _draw_line(axes: Any, points: Sequence[Point], color: str) -> None:
     from matplotlib.path import Path
 
     x, y = points[0]
-    corners, codes = [(x, y + HEIGHT / 2)], [Path.MOVETO]
+    corners, codes = [(x, y + _HEIGHT / 2)], [Path.MOVETO]
     for x, y in points[1:]:
-        above, (start, bottom) = y - HEIGHT / 2, corners[-1]
+        above, (start, bottom) = y - _HEIGHT / 2, corners[-1]
         middle = (bottom + above) / 2
-        corners += [(start, middle), (x, middle), (x, above), (x, y + HEIGHT / 2)]
+        corners += [(start, middle), (x, middle), (x, above), (x, y + _HEIGHT / 2)]
         codes += [*[Path.CURVE4] * 3, Path.LINETO]
     path = Path(corners[:-1], codes[:-1])  # it ends above the last box
     arrow = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=7, color=color, lw=0.9)
@@ -156,18 +265,18 @@ def _draw_box(
 ) -> None:
     """A box with a stripe for each device in it, and the bytes that cross from it in red."""
     x, y = center
-    start = x - WIDTH / 2
+    start = x - _WIDTH / 2
     for number, count in sorted(collections.Counter(numbers).items()):
-        part = WIDTH * count / len(numbers)
-        axes.barh(y, part, HEIGHT, left=start, align="center", color=f"C{number % 10}", alpha=0.35)
+        part = _WIDTH * count / len(numbers)
+        axes.barh(y, part, _HEIGHT, left=start, align="center", color=f"C{number % 10}", alpha=0.35)
         start += part
-    style: dict[str, Any] = {"ha": "center", "va": "center"}
     raised = 0.08 if details or sent else 0
-    axes.text(x, y - raised, name, fontsize=min(8, 235 / len(name)), **style)
-    lower = [(details, "black"), (f"sends {show_bytes(sent)}" if sent else "", "red")]
-    texts = [one for one in lower if one[0]]
-    sides = ("left", "right") if len(texts) == 2 else ("center",)
-    shifts = {"left": 0.06 - WIDTH / 2, "center": 0.0, "right": WIDTH / 2 - 0.06}
-    for (text, color), side in zip(texts, sides):
-        style = {"ha": side, "va": "center", "color": color}
-        axes.text(x + shifts[side], y + 0.09, text, fontsize=6.5, **style)
+    size = min(8, 235 / len(name))
+    axes.text(x, y - raised, name, fontsize=size, ha="center", va="center")
+    edge = _WIDTH / 2 - 0.06 if details and sent else 0  # both side by side, or one in the middle
+    style: dict[str, Any] = {"va": "center", "fontsize": 6.5}
+    if details:
+        axes.text(x - edge, y + 0.09, details, ha="left" if edge else "center", **style)
+    if sent:
+        style |= {"ha": "right" if edge else "center", "color": "red"}
+        axes.text(x + edge, y + 0.09, f"sends {show_bytes(sent)}", **style)

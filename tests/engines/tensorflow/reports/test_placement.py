@@ -11,7 +11,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.graphs.costs import find_crossings, with_loss
-from keras_multigpu.reports.layout import find_blocks
+from keras_multigpu.reports.placement import find_blocks
 from keras_multigpu.reports.workload import find_cut, find_sizes
 
 
