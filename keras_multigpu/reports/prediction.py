@@ -19,15 +19,12 @@ _PAID = 0.25  # of the part that doesn't depend on the rows, by each further dev
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The bytes that the busiest device sends and receives in a step, in `copies` in sequence.
-
-    A `duplex` device sends and receives at the same time.
-    """
+    """The bytes that the busiest device sends and receives in a step."""
 
     sent: float = 0.0
     received: float = 0.0
-    copies: float = 0.0
-    duplex: bool = False
+    copies: float = 0.0  # one after the other
+    duplex: bool = False  # sends and receives at the same time
 
     def __add__(self, other: Traffic) -> Traffic:
         sums = (self.sent + other.sent, self.received + other.received, self.copies + other.copies)
@@ -41,44 +38,32 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What a mode makes of a workload on n devices.
+    """What a mode makes of a workload on n devices."""
 
-    `rows_s` are the busiest device's seconds for its rows, `total_s` all devices' together,
-    `fixed_s` the part that doesn't depend on the rows; `alone_s` is one device's time for all the
-    work. `memory` are the busiest device's bytes, `None` if unknown; `between` is the busiest
-    host's traffic with other hosts.
-    """
-
-    rows_s: float
-    total_s: float
-    alone_s: float
+    rows_s: float  # the busiest device's seconds for its rows
+    total_s: float  # those of all devices together
+    alone_s: float  # one device's seconds for all the work
     traffic: Traffic
-    memory: int | None
-    between: Traffic = Traffic()
-    fixed_s: float = 0.0
+    memory: int | None  # the busiest device's bytes, if known
+    between: Traffic = Traffic()  # of the busiest host, with other hosts
+    fixed_s: float = 0.0  # the part that doesn't depend on the rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A step on n devices, from `least_s` to `most_s` seconds.
-
-    Of the likely step, `compute_s` are spent computing (`rows_s` of it on rows, with shared
-    processors) and `transfer_s` waiting for copies. `alone_s` is the time of the same work on one
-    device. `is_measured` says that the step was timed on so many devices; `alone_rounds` are then
-    the times of each round on one device.
-    """
+    """A step on n devices, from `least_s` to `most_s` seconds."""
 
     mode: str
     devices: int
-    compute_s: float
-    rows_s: float
-    transfer_s: float
-    alone_s: float
+    compute_s: float  # of the likely step, computing
+    rows_s: float  # of that, on rows, with shared processors
+    transfer_s: float  # of the likely step, waiting for copies
+    alone_s: float  # the same work on one device
     load: Load
     least_s: float
     most_s: float
-    is_measured: bool = False
-    alone_rounds: tuple[float, ...] = ()
+    is_measured: bool = False  # on so many devices
+    alone_rounds: tuple[float, ...] = ()  # if so, the same work on one device in each round
 
     @property
     def step_s(self) -> float:

@@ -99,22 +99,16 @@ class ScalingReport(Report):
         title: str = "Scaling",
     ):
         self.runs = tuple(sorted(runs, key=lambda run: run.devices))
-        # An epoch of one batch has no time of a step: then all are compared by their whole time.
-        are_steps = all(run.step_times for run in self.runs)
-        self._compared = [
-            run if are_steps else dataclasses.replace(run, step_times=()) for run in self.runs
-        ]
-        base = self._compared[0]
-        kinds = {"rows": weak, "members": members}
-        grows = [kind for kind, is_more in kinds.items() if is_more]
-        self.speedups = [
-            find_speedup(run, base, _more_work(run, base, weak, members)) for run in self._compared
-        ]
+        self._times, base = _comparable_times(self.runs), self.runs[0]
+        medians = [statistics.median(times) for times in self._times]
+        work = [_more_work(run, base, weak, members) for run in self.runs]
+        self.speedups = [more * medians[0] / median for more, median in zip(work, medians)]
         self.efficiencies = [
             speedup * base.devices / run.devices for run, speedup in zip(self.runs, self.speedups)
         ]
+        kinds = {"rows": weak, "members": members}
         table = self._table()
-        notes = [*self._conclude(grows), *notes]
+        notes = [*self._conclude([kind for kind, is_more in kinds.items() if is_more]), *notes]
         super().__init__(title, list(table), list(zip(*table.values())), notes, settings)
 
     @classmethod
@@ -217,8 +211,8 @@ class ScalingReport(Report):
 
     def _conclude(self, grows: Sequence[str]) -> list[str]:
         """The conclusions in words; `grows` are what more devices have more of."""
-        base, *others = self._compared
-        if not others:
+        base = self.runs[0]
+        if len(self.runs) == 1:
             alone = "There is no run to compare with: add 1 to the numbers of devices."
             return [alone] if base.devices > 1 else []
         best = max(range(1, len(self.runs)), key=self.speedups.__getitem__)
@@ -231,29 +225,21 @@ class ScalingReport(Report):
         if float(speedup) <= 1:
             notes = [f"More devices are no faster than {base.devices}: {notes[0]}"]
         overhead = (base.epoch_seconds or 0) * base.epochs / base.median
-        if overhead > _MUCH:
+        if overhead > _MUCH and all(run.step_times for run in self.runs):
             devices = f"{base.devices} device{'' if base.devices == 1 else 's'}"
             notes.append(
                 f"The speed-ups compare steps. Epochs are short: on {devices}, {overhead:.0%} of a "
                 "run is overhead of epochs, not steps."
             )
-        alike = [str(run.devices) for run in others if not grows and _overlap(run, base)]
-        if alike:
+        pairs = zip(self.runs[1:], self._times[1:])
+        alike = [str(run.devices) for run, times in pairs if _overlap(times, self._times[0])]
+        if alike and not grows:
             counts = " and ".join(filter(None, [", ".join(alike[:-1]), alike[-1]]))
             notes.append(
                 f"On {counts} devices the repeats overlap with those on {base.devices}: the "
                 "difference may be chance."
             )
         return notes
-
-
-def find_speedup(run: Run, base: Run, work: float = 1.0) -> float:
-    """The speed-up of a run over another, whose steps do `work` times as much.
-
-    With weak scaling n devices do n times the work in a step, so it compares rows per second.
-    """
-    own, others = _comparable_times(run, base)
-    return work * statistics.median(others) / statistics.median(own)
 
 
 def _more_work(run: Run, base: Run, weak: bool, members: bool) -> float:
@@ -264,15 +250,16 @@ def _more_work(run: Run, base: Run, weak: bool, members: bool) -> float:
     return (rows if weak else 1.0) * (devices if members else 1.0)
 
 
-def _comparable_times(run: Run, other: Run) -> tuple[Sequence[float], Sequence[float]]:
-    """The times of steps if known, for larger batches make fewer of them; or else of repeats."""
-    if run.step_times and other.step_times:
-        return run.step_times, other.step_times
-    own, others = (run.steps, other.steps) if run.steps and other.steps else (1, 1)
-    return [time / own for time in run.seconds], [time / others for time in other.seconds]
+def _comparable_times(runs: Sequence[Run]) -> list[Sequence[float]]:
+    """Each run's times of a step if all are known, for larger batches make fewer; or of repeats."""
+    if all(run.step_times for run in runs):  # an epoch of one batch has none
+        return [run.step_times for run in runs]
+    steps = [run.steps or 0 for run in runs]
+    parts = steps if all(steps) else [1] * len(steps)
+    return [[one / count for one in run.seconds] for run, count in zip(runs, parts)]
 
 
-def _overlap(run: Run, base: Run) -> bool:
+def _overlap(times: Sequence[float], others: Sequence[float]) -> bool:
     """Whether the times of two repeated runs overlap."""
-    first, second = sorted(_comparable_times(run, base), key=min)
+    first, second = sorted((times, others), key=min)
     return len(first) > 1 and max(first) >= min(second)

@@ -51,32 +51,21 @@ class StepTime:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The bytes of a model, and the number of its variables (`tensors`).
+    """The bytes of a model; those from `slots` on are counted for `plan` only."""
 
-    `weights` counts all variables, `gradients` the trainable ones. `outputs` and `inputs` are per
-    row. `tables` are the bytes of large tables that stay on one device without a compiler;
-    `looked_up` those of the rows of them that an example names. `looped` are those of the weights
-    that recurrent layers train.
-
-    The others are counted for `plan` only. `slots` is the optimizer's state, `activations` all that
-    a step keeps per row, `working` what it needs besides, however many rows there are: `None` if
-    not counted. `passing` is the part of `activations` that is not kept: a device needs it even for
-    a part of the layers. `unknown` tensors of unknown size are left out.
-    """
-
-    weights: int
-    gradients: int
-    tensors: int
-    outputs: int = 0
-    inputs: int = 0
-    tables: int = 0
-    looked_up: int = 0
-    looped: int = 0
-    slots: int = 0
-    activations: int = 0
-    working: int | None = None
-    passing: int = 0
-    unknown: int = 0
+    weights: int  # all variables
+    gradients: int  # the trainable ones
+    tensors: int  # the number of variables
+    outputs: int = 0  # of a row
+    inputs: int = 0  # of a row
+    tables: int = 0  # large tables that stay on one device without a compiler
+    looked_up: int = 0  # the rows of them that an example names
+    looped: int = 0  # the weights that recurrent layers train
+    slots: int = 0  # the optimizer's state
+    activations: int = 0  # all that a step needs for a row
+    working: int | None = None  # what it needs besides, however many rows; `None`: not counted
+    passing: int = 0  # of `activations`, not kept: needed even for a part of the layers
+    unknown: int = 0  # the number of tensors of unknown size, which are left out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,38 +100,31 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A value of `shard`, and the shares that the fullest device keeps between steps.
-
-    `tables` are the bytes of weights that no step gathers, because their rows are added up where
-    they are, `table_gradients` those of their gradients that are dense. For each row of a batch
-    `sums` bytes of such sums cross.
-    """
+    """A value of `shard`, and the shares that the fullest device keeps between steps."""
 
     name: str
     weights: float
     slots: float
-    tables: int = 0
-    table_gradients: int = 0
-    sums: int = 0
+    tables: int = 0  # bytes of weights that no step gathers: rows are added up where they are
+    table_gradients: int = 0  # bytes of their gradients that are dense
+    sums: int = 0  # bytes of such sums that cross, for each row of a batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """What is trained, and on what.
 
-    `by_compiler` is `Engine.partitions`: then weights stay on the devices, gradients are summed in
-    a ring, and a batch that the devices don't divide is computed whole on each. `cuts` are by
-    number of devices; `shard` is for mode `"data"`. `per_host` is the number of devices in a host;
-    `None` if one host has them all. Each host has a process that computes its rows.
+    With `by_compiler` (`Engine.partitions`) weights stay on the devices, gradients are summed in a
+    ring, and a batch that the devices don't divide is computed whole on each.
     """
 
     step: StepTime
     batch_size: int
     sizes: Sizes
     by_compiler: bool = False
-    cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
-    per_host: int | None = None
-    shard: Shard | None = None
+    cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)  # by number of devices
+    per_host: int | None = None  # devices; each host has a process that computes its rows
+    shard: Shard | None = None  # of mode "data"
 
     def hosts(self, devices: int) -> int:
         """The number of hosts that have so many devices."""

@@ -12,7 +12,6 @@ from keras_multigpu import make_parallel, reports
 from keras_multigpu.layers import GaussianMix, GaussianNLL
 from keras_multigpu.reports import Run, ScalingReport
 from keras_multigpu.reports.models import state_of
-from keras_multigpu.reports.scaling_report import find_speedup
 from keras_multigpu.reports.timing import Training
 from keras_multigpu.sparse import HashedDataset, HashEncoder
 
@@ -54,8 +53,8 @@ def test_the_time_of_a_step_is_told_apart_from_that_of_an_epoch():
     one = Run(1, (3.0, 2.6), None, 32, 10, (0.2, 0.16), epochs=2)
     two = Run(2, (2.0, 2.0), None, 32, 10, (0.1, 0.1), epochs=2)
     assert (one.step_seconds, one.epoch_seconds) == (pytest.approx(0.18), pytest.approx(0.5))
-    assert find_speedup(two, one) == pytest.approx(1.8)
     report = ScalingReport([one, two])
+    assert report.speedups == [1, pytest.approx(1.8)]
     assert [round(row[6], 9) for row in report.rows] == [0.5, 0.5]
     assert "on 1 device, 36% of a run is overhead of epochs" in report.notes[1]
 
@@ -88,7 +87,7 @@ def test_moving_the_weights_and_tracing_again_is_not_timed(options, data, monkey
 def test_runs_of_different_numbers_of_steps_compare_by_steps():
     """As in weak scaling through the same rows: with larger batches there are fewer."""
     one, two = Run(1, (4.0,), None, 8, 4), Run(2, (2.0,), None, 16, 2)
-    assert find_speedup(two, one, 2.0) == pytest.approx(2.0)
+    assert ScalingReport([one, two], weak=True).speedups == [1, pytest.approx(2.0)]
 
 
 def test_the_published_table():
@@ -127,9 +126,8 @@ def test_the_published_table():
 )
 def test_speedup_and_efficiency(counts, seconds, weak, speedup, efficiency):
     base, run = (Run(count, (second,)) for count, second in zip(counts, seconds))
-    work = counts[1] / counts[0] if weak else 1.0
-    assert find_speedup(run, base, work) == pytest.approx(speedup)
     report = ScalingReport([base, run], weak=weak)
+    assert report.speedups == [1, pytest.approx(speedup)]
     assert report.efficiencies == [1, pytest.approx(efficiency)]
 
 
