@@ -108,36 +108,27 @@ def draw_bars(
     parts: Mapping[str, Sequence[float]],
     *,
     xlabel: str,
-    color: Any = None,
-    colors: Mapping[str, str] | None = None,
+    colors: Mapping[str, Any] | None = None,
     texts: Sequence[str] = (),
 ) -> None:
     """Draws a horizontal bar for each label, made of parts side by side; `texts` at their ends.
 
-    `color` is that of the bars, `colors` those of the parts.
+    `colors` are those of the parts: one for all bars, or one for each.
     """
-    places, ends = range(len(labels)), [0.0] * len(labels)
+    ends, colors = [0.0] * len(labels), colors or {}
     figure = axes.get_figure()
     figure.set_figheight(max(figure.get_figheight(), 1.4 + 0.22 * len(labels)))
-    for number, (part, sizes) in enumerate(parts.items()):
-        axes.barh(
-            places,
-            sizes,
-            left=ends,
-            label=part,
-            color=color or (colors or {}).get(part, f"C{number}"),
-        )
+    for part, sizes in parts.items():
+        bars = axes.barh(range(len(labels)), sizes, left=ends, label=part, color=colors.get(part))
         ends = [end + size for end, size in zip(ends, sizes)]
-    axes.set(xlabel=xlabel, yticks=places, yticklabels=labels, axisbelow=True)
+    axes.set(xlabel=xlabel, yticks=range(len(labels)), yticklabels=labels, axisbelow=True)
     axes.grid(axis="x", alpha=0.3)
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
-    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over a line that crosses it
-    for place, text in enumerate(texts):
-        beside = {"xytext": (4, 0), "textcoords": "offset points"}
-        axes.annotate(text, (ends[place], place), va="center", bbox=white, **beside)
+    axes.yaxis.set_inverted(True)
+    if texts:
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over a line that crosses it
+        axes.bar_label(bars, texts, padding=4, bbox=white)
     room = 1.25 if texts else 1.05
-    axes.set(xlim=(0, room * max([0.0, axes.dataLim.x1, *ends]) or 1.0))
+    axes.set(xlim=(0, room * max(0.0, axes.dataLim.x1) or 1.0))
 
 
 def spread_devices(axes: Sequence[Any], counts: Sequence[int], speedups: Any) -> None:

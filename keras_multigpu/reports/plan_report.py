@@ -201,7 +201,7 @@ class PlanReport(Report):
     def draw(self, figure: Any) -> None:
         """Draws the memory and the time of each way; those that don't fit are grey."""
         shown = self.choices[:_MOST_DRAWN]
-        color = ["C0" if one.fits else "lightgrey" for one in shown]
+        colors = {"": ["C0" if one.fits else "lightgrey" for one in shown]}
         left, right = figure.subplots(1, 2, sharey=True)
         sizes = [(one.memory or 0) / 1e6 for one in shown]
         memory = "memory of a device (MB)"
@@ -214,10 +214,9 @@ class PlanReport(Report):
             top = left.get_xaxis_transform()
             left.text(self.limit / 1e6, 1.02, "available", color="C3", ha="center", transform=top)
         texts = ["?" if one.memory is None else show_bytes(one.memory) for one in shown]
-        draw_bars(left, labels, {"": sizes}, xlabel=memory, color=color, texts=texts)
-        for text in left.texts:  # readable where the line crosses them
-            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.0})
-        draw_bars(right, labels, {"": times}, xlabel="update with a whole batch (ms)", color=color)
+        draw_bars(left, labels, {"": sizes}, xlabel=memory, colors=colors, texts=texts)
+        xlabel = "update with a whole batch (ms)"
+        draw_bars(right, labels, {"": times}, xlabel=xlabel, colors=colors)
         figure.suptitle(self.title)
 
 
