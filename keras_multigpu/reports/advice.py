@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -129,12 +128,11 @@ def advise(
             f"`cuts` are for mode 'model'. Received: cuts={cuts!r} and modes={tuple(modes)!r}. Add "
             "'model' to `modes`, or leave `cuts` out."
         )
-    left_out = {("model", count) for count in subject.left_out}
-    asked = [pair for pair in itertools.product(modes, counts) if pair not in left_out]
+    left_out = {"model": subject.left_out}
+    asked = [(mode, n) for mode in modes for n in counts if n not in left_out.get(mode, ())]
     traffic = _count_traffic(counted, model, batch_size, asked)
-    most = len(choose_devices(None, None))
-    timed = [pair for pair in asked if subject.is_here and 1 < pair[1] <= most]
-    here = {mode: [count for other, count in timed if other == mode] for mode in modes}
+    most = len(choose_devices(None, None)) if subject.is_here else 1
+    here = {one: [n for mode, n in asked if mode == one and 1 < n <= most] for one in modes}
     subject.measure(batch_size, max(batch_size // max(counts), 1), here)
     found = [subject.predict(*one, traffic=traffic.get(one)) for one in asked]
     if subject.measured and speed == 1:
@@ -146,11 +144,7 @@ def advise(
 def _count_traffic(
     counted: Any, model: keras.Model, batch_size: int, asked: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], Traffic]:
-    """What was counted on the busiest device, without the way of the inputs, by mode and devices.
-
-    Only reports on training steps of this model, with batches of this size, can be used; in a mode
-    and on a number of devices that are `asked`.
-    """
+    """What was counted on the busiest device, without the inputs, by mode and number of devices."""
     reports = counted if isinstance(counted, Sequence) else (counted,)
     wrong = [text for one in reports if (text := _is_of_others(one, model, batch_size))]
     if wrong:
@@ -162,9 +156,9 @@ def _count_traffic(
         )
     found = {}
     for one in reports:
-        sent = [each for each in one.training if each.source in one.devices]
-        moved = (each for each in sent if each.kind != "inputs")
-        busiest = find_busiest(moved, duplex=engines.current().partitions)
+        moved = [each for each in one.training if each.kind != "inputs"]
+        sent = [each for each in moved if each.source in one.devices]
+        busiest = find_busiest(sent, duplex=engines.current().partitions)
         found[one.mode, len(one.devices)] = busiest
     others = [f"mode {mode!r} on {count} devices" for mode, count in {*found} - {*asked}]
     if others:

@@ -52,16 +52,13 @@ def tell_unknown(count: int, meaning: str) -> list[str]:
 
 
 def read_bytes(name: str, size: Any) -> int:
-    """The bytes of a device's memory, from a number or a text such as `"24 GB"` or `"80GiB"`.
-
-    Raises:
-        ValueError: if it is neither, or below 1000 without a unit: surely a number of gigabytes.
-    """
+    """The bytes of a device's memory, from a number or a text such as `"24 GB"` or `"80GiB"`."""
     found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if found:
         power = " KMGT".index(found[2].upper() or " ")
         size = float(found[1]) * (1024 if found[3] else 1000) ** power
     is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
+    # A small number without a unit is surely one of gigabytes.
     if not is_number or not (1 if found else 1000) <= size < math.inf:
         raise ValueError(
             f"`{name}` must be a number of bytes, 1000 or more, or a text with a unit. Received: "
@@ -87,13 +84,12 @@ def import_extra(module: str, missing: str, instead: str) -> Any:
 def new_figure(width: float = 9.0, height: float = 4.0) -> Any:
     """An empty matplotlib figure, `width` x `height` inches, that notebooks show.
 
-    It doesn't use `pyplot`, so it needs no display and leaves the user's figures and settings
-    alone. Notebooks show a plain `Figure` only after `pyplot` was imported, hence the subclass.
+    Without `pyplot` it needs no display and leaves the user's figures and settings alone.
     """
     missing = "A plot needs matplotlib, which is not installed."
     plain: Any = import_extra("matplotlib.figure", missing, "to_markdown").Figure
 
-    class NotebookFigure(plain):
+    class NotebookFigure(plain):  # a plain one is shown only after `pyplot` was imported
         def _repr_png_(self) -> bytes:
             data = io.BytesIO()
             self.savefig(data, format="png")
@@ -108,13 +104,10 @@ def draw_bars(
     parts: Mapping[str, Sequence[float]],
     *,
     xlabel: str,
-    colors: Mapping[str, Any] | None = None,
+    colors: Mapping[str, Any] | None = None,  # of the parts: one, or one for each bar
     texts: Sequence[str] = (),
 ) -> None:
-    """Draws a horizontal bar for each label, made of parts side by side; `texts` at their ends.
-
-    `colors` are those of the parts: one for all bars, or one for each.
-    """
+    """Draws a horizontal bar for each label, made of parts side by side; `texts` at their ends."""
     ends, colors = [0.0] * len(labels), colors or {}
     figure = axes.get_figure()
     figure.set_figheight(max(figure.get_figheight(), 1.4 + 0.22 * len(labels)))
@@ -132,10 +125,7 @@ def draw_bars(
 
 
 def spread_devices(axes: Sequence[Any], counts: Sequence[int], speedups: Any) -> None:
-    """Makes numbers of devices the `axes`' x; on a logarithmic scale if there are large ones.
-
-    Then the speed-ups, one of the axes, are on one too.
-    """
+    """Makes numbers of devices the x of `axes`; if large, it and the speed-ups are logarithmic."""
     for one in axes:
         if counts[-1] > 8:  # the ticks of small numbers would hide each other
             one.set_xscale("log", base=2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -29,8 +30,7 @@ def make_inputs(model: keras.Model, rows: int) -> Any:
     """Random inputs for a model with known input shapes, in the model's structure.
 
     Integers are drawn from those that are valid for every `Embedding`, or other layer that looks
-    up, in the model; floats too, if all inputs are floats. A `ValueError` says which input has no
-    known shape or range.
+    up, in the model; floats too, if all inputs are floats.
     """
     # A Sequential model has no `input`; in other models it has the structure.
     known = getattr(model, "inputs", None)
@@ -79,6 +79,16 @@ def _find_ranges(model: keras.Model) -> Iterator[int]:
                 break
 
 
+def take_rows(arrays: Any, rows: int) -> Any:
+    """The first rows of arrays in any structure; `None` stays `None`."""
+    return map_arrays(lambda part: part[:rows], arrays)
+
+
+def map_arrays(function: Callable[[Any], Any], arrays: Any) -> Any:
+    """What a function makes of each array in any structure; `None` stays `None`."""
+    return keras.tree.map_structure(lambda one: None if one is None else function(one), arrays)
+
+
 def check_graph(model: keras.Model) -> None:
     """Refuses a model that runs eagerly: the reports are about steps that are graphs."""
     if model.compiled and model.run_eagerly:
@@ -96,11 +106,7 @@ def needs_targets(model: keras.Model) -> bool:
 
 
 def check_batch(batch: Any, model: keras.Model, *, training: bool = True) -> Batch:
-    """The parts of a batch: inputs, or a tuple of inputs, targets and sample weights.
-
-    Raises:
-        ValueError: if training needs targets, and there are none, or the numbers of rows differ.
-    """
+    """The parts of a batch: inputs, or a tuple of inputs, targets and sample weights."""
     given = batch if isinstance(batch, tuple) else (batch,)
     if len(given) > 3 or (training and len(given) < 2 and needs_targets(model)):
         length = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
@@ -124,6 +130,43 @@ def check_rows(given: Any) -> None:
             "Inputs, targets and sample weights must be arrays with the same number of rows, at "
             f"least one. Received, as shapes: {found}. Give `(x[:32], y[:32])`, for example."
         )
+
+
+def check_given(model: keras.Model, inputs: Any, targets: Any, batch_size: int) -> None:
+    """Enough rows, and a loss for the targets."""
+    for name, arrays in {"inputs": inputs, "targets": targets}.items():
+        shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
+        is_short = not shapes or any(not shape or shape[0] < batch_size for shape in shapes)
+        if arrays is not None and is_short:
+            raise ValueError(
+                f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a "
+                f"whole batch. Received: {name} of the shapes {shapes}. Give {batch_size} rows or "
+                "more."
+            )
+    if targets is not None and not model.compiled:
+        raise ValueError(
+            "`targets` are compared by the loss that a model is compiled with. Received: "
+            f"`targets`, and model={model.name!r}, which is not compiled. Compile it, or leave "
+            "`targets` out: then it is trained by the mean squared error."
+        )
+
+
+@contextlib.contextmanager
+def targets_asked_for(model: keras.Model, targets: Any) -> Iterator[None]:
+    """Scope of a model's steps: says so if one of its own fails because it gets no targets."""
+    try:
+        yield
+    except Exception as error:  # a user's step may raise anything; our error says it
+        own = [one for one in ("train_step", "compute_loss") if one in engines.own_steps(model)]
+        if targets is not None or not own:
+            raise
+        why = engines.reason_of(error).partition(". ")[0]
+        raise ValueError(
+            f"`targets` must be given if the model has its own `{own[0]}` that takes them. "
+            f"Received: targets=None, and model={model.name!r}, whose `{own[0]}` fails without "
+            f"them ({type(error).__name__}: {why}). Give `targets=y[:n]`, as many rows of your "
+            "targets as `batch_size`."
+        ) from error
 
 
 def first_batch(data: Any) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -104,6 +104,28 @@ def find_link(link: str | Link | None) -> Link | None:
             "`Link(name, bytes_per_s, latency_s)`."
         )
     return PRESETS[name]
+
+
+def find_host_link(per_host: Any, host_link: Any, counts: Sequence[int]) -> Link | None:
+    """The link between hosts, `None` if there is one host."""
+    if per_host is not None:
+        per_host = positive_integer("devices_per_host", per_host)
+    several = per_host is not None and max(counts) > per_host
+    if several != (host_link is not None):
+        raise ValueError(
+            "`devices_per_host` and `host_link` must be given together, and only if there are more "
+            f"devices than a host has. Received: devices_per_host={per_host!r}, "
+            f"host_link={host_link!r} and n_gpus={tuple(counts)!r}. Give devices_per_host=8, "
+            "host_link='ethernet25', for example."
+        )
+    odd = [count for count in counts if per_host and count > per_host and count % per_host]
+    if odd:
+        raise ValueError(
+            "`n_gpus` above `devices_per_host` must be multiples of it: each host has as many. "
+            f"Received: n_gpus={tuple(counts)!r} and devices_per_host={per_host}, which does not "
+            f"divide {odd[0]}. Give n_gpus=(1, {2 * (per_host or 1)}), for example."
+        )
+    return find_link(host_link)
 
 
 def default_link() -> Link:

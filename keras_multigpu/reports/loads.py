@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.reports.prediction import Load, Traffic
@@ -115,6 +115,40 @@ LOADS: dict[str, Callable[[Workload, int], Load]] = {
     "committee": lambda work, n: _load_towers(work, n, Traffic()),  # with independent replicas
     "model": _load_model,
 }
+
+
+def check_modes(
+    modes: Sequence[str], counts: Sequence[int], batch_size: int, placement: Any = None
+) -> None:
+    """One known mode or more; a row for every device in mode `"data"`; how `"model"` divides."""
+    if isinstance(modes, str) or not modes:
+        raise ValueError(
+            f"`modes` must be a sequence of one mode or more. Received: modes={modes!r}. Give "
+            f"`modes=({modes or 'data'!r},)`."
+        )
+    for mode in modes:
+        if mode not in LOADS:
+            raise ValueError(
+                f"`modes` must be of {', '.join(map(repr, LOADS))}. Received: mode={mode!r}. A "
+                "'committee' is mode 'tower' with `replicas='independent'`."
+            )
+    if "data" in modes and max(counts) > batch_size:
+        raise ValueError(
+            f"In mode 'data' `n_gpus` must not exceed the batch_size={batch_size} rows of a batch: "
+            f"further devices would get no rows. Received: n_gpus={tuple(counts)!r}. Give fewer "
+            "devices, or a larger batch."
+        )
+    if placement is not None and not isinstance(placement, Mapping):
+        raise ValueError(
+            "`placement` must be a dict from names of layers to device numbers, or None. Received: "
+            f"placement={placement!r}. For other divisions count with `reports.transfers`, and "
+            "give `cuts`."
+        )
+    if placement and "model" not in modes:
+        raise ValueError(
+            f"`placement` is for mode 'model'. Received: placement={placement!r} and "
+            f"modes={tuple(modes)!r}. Add 'model' to `modes`, or leave `placement` out."
+        )
 
 
 def _shards(work: Workload, shard: Shard, devices: int) -> Traffic:

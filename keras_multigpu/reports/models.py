@@ -14,7 +14,7 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model
 from keras_multigpu.modes import watch_kept
-from keras_multigpu.reports.inputs import Batch
+from keras_multigpu.reports.inputs import Batch, take_rows
 
 
 def check_built(model: Any) -> None:
@@ -58,9 +58,8 @@ class Snapshot:
 
 def state_of(model: keras.Model) -> list[keras.Variable]:
     """All that training changes in a built model: weights, seeds, states, metrics, slots."""
-    further = keras.tree.flatten(list(_further_optimizers(model).values()))
-    optimizers = [getattr(model, "optimizer", None), *further]
-    slots = [v for one in optimizers if isinstance(one, keras.Optimizer) for v in one.variables]
+    optimizers = [getattr(model, "optimizer", None), *_further_optimizers(model).values()]
+    slots = [v for one in _find_optimizers(optimizers) for v in one.variables]
     metrics = model.metrics_variables if model.compiled else []
     # Keras does not list the states of recurrent layers among their variables.
     states = keras.tree.flatten([getattr(one, "states", ()) for one in engines.all_layers(model)])
@@ -75,13 +74,19 @@ def build_optimizer(model: keras.Model) -> None:
 
 
 def call_on_one_row(model: keras.Model, inputs: Any) -> tuple[Any, bool]:
-    """A model's outputs, and whether it takes one row; if not, those of the whole batch."""
-    one_row = keras.tree.map_structure(lambda part: part[:1], inputs)
+    """A model's outputs, and whether it takes one row; none, if only its own step can call it.
+
+    They are those of the whole batch if it takes no other.
+    """
     with keras.StatelessScope():  # so that seeds and recurrent states stay as they are
-        try:
-            return model(one_row), True
-        except Exception:  # of any type: a stateful recurrent layer's, or one of a reshaped batch
-            return model(inputs), False
+        for rows, takes_one in ((take_rows(inputs, 1), True), (inputs, False)):
+            try:
+                return model(rows), takes_one
+            # Of any type: a stateful recurrent layer's, one of a reshaped batch, a user's `call`.
+            except Exception:
+                if not (takes_one or has_train_step(model)):
+                    raise
+    return (), True
 
 
 @contextlib.contextmanager
@@ -102,10 +107,7 @@ def model_kept(model: keras.Model) -> Iterator[None]:
 
 
 def _further_optimizers(model: keras.Model) -> dict[str, Any]:
-    """The attributes of a class with a step of its own that have optimizers beside Keras's one.
-
-    Each is an optimizer, or a structure with optimizers.
-    """
+    """The attributes that have optimizers beside Keras's one, alone or in a structure."""
     own = {name: one for name, one in vars(model).items() if name != "optimizer" and name[0] != "_"}
     return {name: one for name, one in own.items() if _find_optimizers(one)}
 
@@ -140,10 +142,7 @@ def _further_optimizers_copied(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def traced_anew() -> Iterator[None]:
-    """Scope in which TensorFlow doesn't warn of functions that are traced anew.
-
-    It takes the steps of different models for one function that is traced again and again.
-    """
+    """Scope in which TensorFlow doesn't take the steps of several models for one, traced anew."""
     logger = logging.getLogger("tensorflow")
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -169,10 +168,7 @@ def random_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[None]:
-    """Scope for a look at one step of a model; its state and its functions are restored.
-
-    All that the first step would make exists already: weights, slots, metrics.
-    """
+    """Scope for a look at a step of a model that has made all it makes; then as it was before."""
     with traced_anew(), watch_kept(model), _further_optimizers_copied(model):
         if not (has_weights(model) if training else engines.is_built(model)):
             model.predict_on_batch(batch[0])

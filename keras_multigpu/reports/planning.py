@@ -132,7 +132,7 @@ def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], li
 
 
 def _divide(subject: Subject, count: int) -> list[str]:
-    """Why mode `"model"` is left out, if it is; a compiler divides the model, to count it."""
+    """Why mode `"model"` is left out, if it is."""
     here = choose_devices(None, None)
     if count == 1 or count in subject.cuts:
         return []
@@ -141,9 +141,7 @@ def _divide(subject: Subject, count: int) -> list[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             engines.current().model_runner.check(request)
-        cut = subject.find_cut(count, subject.batch_size, subject.sizes)  # refuses some models
-        if engines.current().partitions:
-            subject.cuts[count] = cut
+        subject.find_cut(count, subject.batch_size, subject.sizes)  # refuses some models
     except (UserWarning, ValueError) as reason:
         return [f"Mode 'model' is left out: {reason}"]
     return []

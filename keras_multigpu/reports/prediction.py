@@ -127,16 +127,11 @@ def predict(
     devices: int,
     load: Load,
     link: Link,
-    processors: float | None = None,
-    overlap: float = 0.0,
-    host_link: Link | None = None,
+    processors: float | None = None,  # how many devices they keep busy, if devices share them
+    overlap: float = 0.0,  # the share of the copies that computations hide
+    host_link: Link | None = None,  # of a host to the others; `None`: the same as `link`
 ) -> Prediction:
-    """The time of a step in which copies within a host precede copies between hosts.
-
-    `processors` is the number of devices that the processors could keep busy, for virtual devices,
-    which share them; `overlap` the share of the copies that computations hide; `host_link` a host's
-    link to the others (`None`: the same as `link`).
-    """
+    """The time of a step in which copies within a host precede copies between hosts."""
     rows = load.rows_s if processors is None else max(load.rows_s, load.total_s / processors)
     copying = load.traffic.seconds(link) + load.between.seconds(host_link or link)
     transfer = (1 - overlap) * copying

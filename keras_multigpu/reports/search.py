@@ -24,11 +24,7 @@ Way = list[Choice]
 
 
 class Search:
-    """The ways to train on so many devices, or on one.
-
-    `rows` are a device's in mode `"data"`, or those of the batch if the model takes no others.
-    `recomputing` is a copy of the model that computes activations again, if there is one.
-    """
+    """The ways to train on so many devices, or on one."""
 
     def __init__(
         self,
@@ -40,8 +36,9 @@ class Search:
         can_place: bool,
     ):
         self.subject, self._limit = subject, limit
-        self.recomputing: keras.Model | None = None
+        self.recomputing: keras.Model | None = None  # a copy that computes activations again
         self._takes_fewer = subject.takes_fewer
+        # A device's in mode "data", or those of the batch if the model takes no others.
         self.rows = math.ceil(subject.batch_size / (devices if self._takes_fewer else 1))
         self._are_here = devices <= len(choose_devices(None, None))
         self._kinds: list[tuple[str, Shard | None, int]] = [("data", None, 1)]
@@ -82,20 +79,18 @@ class Search:
         ways: list[Way] = []
         for kind in self._kinds if sizes else ():
             mode, _, devices = kind
-            is_given = mode == "model" and devices in self.subject.given  # for the whole batch
-            if mode == "model" and devices in self.subject.cuts and remat:
-                continue  # a compiler's are of all activations kept, too
             own = sizes[self.rows if mode == "data" and devices > 1 else batch_size]
+            is_whole = not self._takes_fewer
+            if mode == "model" and (devices in self.subject.cuts or engines.current().partitions):
+                if remat:
+                    continue  # what was given, or counted, is of all activations kept
+                cut, counted = self.subject.find_cut(devices, batch_size, own)
+                # The user's is for the whole batch; a compiler takes its time.
+                is_whole |= counted is None or (cut.memory or 0) <= self._limit
             equal = [one for one in powers if batch_size % (one * devices) == 0]
-            equal = equal if self._takes_fewer else []
-            numbers = [1] if is_given or self._fits_whole(mode, devices) else [1, *equal]
+            numbers = [1] if is_whole else [1, *equal]
             ways.append([self._predict(*kind, own, parts, remat) for parts in numbers])
         return ways
-
-    def _fits_whole(self, mode: str, devices: int) -> bool:
-        """Whether a compiler has counted that mode `"model"` needs no parts: it takes its time."""
-        cut = self.subject.cuts.get(devices) if mode == "model" else None
-        return cut is not None and cut.memory is not None and cut.memory <= self._limit
 
     def choose(self, ways: Sequence[Way]) -> list[Choice]:
         """For each way, the least number of parts that fits, or that which needs least memory.
@@ -130,15 +125,13 @@ class Search:
         self, mode: str, shard: Shard | None, devices: int, sizes: Sizes, parts: int, remat: bool
     ) -> Choice:
         """A way to train on one part of a batch after the other."""
-        rows, cuts = self.subject.batch_size // parts, dict(self.subject.cuts)
-        if mode == "model" and (devices not in cuts or rows < self.subject.batch_size):
-            cuts[devices] = self.subject.find_cut(devices, rows, sizes)
+        rows = self.subject.batch_size // parts
         if parts > 1:  # the sums of the gradients are kept like slots
             sizes = dataclasses.replace(sizes, slots=sizes.slots + sizes.gradients)
         assert self.subject.step is not None
         step = self.subject.step.sped_up(1 / _AGAIN if remat else 1)
         found = self.subject.predict(
-            mode, devices, step=step, batch_size=rows, sizes=sizes, cuts=cuts, shard=shard
+            mode, devices, step=step, batch_size=rows, sizes=sizes, shard=shard
         )
         fits = found.load.memory is not None and found.load.memory <= self._limit
         name = shard.name if shard else None

@@ -17,15 +17,29 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.engines.wide import busiest_share
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports import checks, forms, timing
-from keras_multigpu.reports.inputs import check_graph, make_inputs
-from keras_multigpu.reports.interconnect import Link, default_link, find_link
-from keras_multigpu.reports.loads import find_busiest, find_load
+from keras_multigpu.reports import forms, timing
+from keras_multigpu.reports.inputs import (
+    check_given,
+    check_graph,
+    make_inputs,
+    take_rows,
+    targets_asked_for,
+)
+from keras_multigpu.reports.interconnect import Link, default_link, find_host_link, find_link
+from keras_multigpu.reports.loads import check_modes, find_busiest, find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
-from keras_multigpu.reports.models import call_on_one_row, check_built, has_train_step
+from keras_multigpu.reports.models import call_on_one_row, check_built
 from keras_multigpu.reports.prediction import Prediction, Traffic, predict
 from keras_multigpu.reports.transfers_report import transfers
-from keras_multigpu.reports.workload import Cut, Sizes, Workload, find_cut, find_sizes
+from keras_multigpu.reports.workload import (
+    Cut,
+    Sizes,
+    StepTime,
+    Workload,
+    check_cuts,
+    find_cut,
+    find_sizes,
+)
 
 _FIXED = (
     "The model takes batches of this size only, so that no smaller one was tried: all of a step is "
@@ -35,11 +49,9 @@ _FIXED = (
 
 @dataclasses.dataclass
 class Subject:
-    """A built model, a batch to train it on, and the devices in question.
+    """A built model, a batch to train it on, and the devices in question: checked on creation.
 
-    The arguments are those of `advise`, which are checked here. Then `inputs` are there, `sizes`
-    are estimated, and `step` is the time of a step on one such device, if it is given.
-    `takes_fewer`: whether the model takes batches of fewer rows, too.
+    The arguments are those of `advise`.
     """
 
     model: keras.Model
@@ -63,54 +75,42 @@ class Subject:
 
     def __post_init__(self) -> None:
         self.link = find_link(self.link)
-        self.host_link = checks.check_hosts(self.devices_per_host, self.host_link, self.n_gpus)
+        self.host_link = find_host_link(self.devices_per_host, self.host_link, self.n_gpus)
         self.batch_size = positive_integer("batch_size", self.batch_size)
-        checks.check_modes(self.modes, self.n_gpus, self.batch_size)
+        check_modes(self.modes, self.n_gpus, self.batch_size, self.placement)
         positive_integer("steps", self.steps)
         quantity("speed", self.speed)
         share, hint = "a share, from 0 to 1", "Give 0 if copies and computations take turns."
         finite_number("overlap", self.overlap, share, lambda one: 0 <= one <= 1, hint)
         if self.processors is not None:
             quantity("processors", self.processors)
-        known = checks.check_step(self.step_seconds, self.batch_size)
+        known = StepTime.known(self.step_seconds, self.batch_size)
         self.step = known and known.sped_up(self.speed)
         check_built(self.model)
         check_graph(self.model)
-        self.cuts = checks.check_cuts(self.cuts)
-        checks.check_division(self.placement, self.modes)
+        self.cuts = check_cuts(self.cuts)
         if self.inputs is None:
             self.inputs = make_inputs(self.model, self.batch_size)
-        checks.check_given(self.model, self.inputs, self.targets, self.batch_size)
-        self.inputs = timing.take_rows(self.inputs, self.batch_size)
-        self.targets = timing.take_rows(self.targets, self.batch_size)
-        outputs, self.takes_fewer = self._outputs()
+        check_given(self.model, self.inputs, self.targets, self.batch_size)
+        self.inputs = take_rows(self.inputs, self.batch_size)
+        self.targets = take_rows(self.targets, self.batch_size)
+        outputs, self.takes_fewer = call_on_one_row(self.model, self.inputs)
         self.sizes = find_sizes(self.model, outputs, self.inputs, self.batch_size)
-        self.given = frozenset(self.cuts)  # those of the user
-        self._by_compiler: dict[tuple[int, int], Traffic] = {}  # in mode "model": devices, rows
+        self._cuts: dict[Any, tuple[Cut, Traffic | None]] = {}  # that were found
         self.left_out: dict[int, ValueError] = {}  # numbers of devices, in mode "model"
         self._divide([count for count in self.n_gpus if count > 1 and "model" in self.modes])
 
     def _divide(self, counts: Sequence[int]) -> None:
-        """Finds the cuts of mode `"model"`, and on how many devices there are none."""
+        """Finds on how many devices mode `"model"` can't divide the model."""
         for count in counts:
             try:
-                if count not in self.cuts:
-                    self.cuts[count] = self.find_cut(count, self.batch_size, self.sizes)
+                self.find_cut(count, self.batch_size, self.sizes)
             except ValueError as reason:
                 if self.placement:
                     raise  # it is the user's
                 self.left_out[count] = reason
         if self.left_out and len(self.left_out) == len(counts) * len(self.modes):
             raise next(iter(self.left_out.values()))  # nothing else is asked
-
-    def _outputs(self) -> tuple[Any, bool]:
-        """The model's outputs, and whether it takes one row; none, if its own step calls it so."""
-        try:
-            return call_on_one_row(self.model, self.inputs)
-        except Exception:  # a user's `call` may raise anything
-            if not has_train_step(self.model):
-                raise
-            return (), True
 
     @property
     def is_here(self) -> bool:
@@ -127,7 +127,7 @@ class Subject:
         if self.step is None:
             sizes = (rows, fewer if self.takes_fewer else rows)
             batch, asked = (self.inputs, self.targets), (sizes, self.steps, here)
-            with checks.targets_asked_for(self.model, self.targets):
+            with targets_asked_for(self.model, self.targets):
                 self.measured = timing.measure_steps(self.model, batch, *asked, self.placement)
             self.step = self.measured.step.sped_up(self.speed)
             if (
@@ -138,13 +138,21 @@ class Subject:
                 cores = forms.count_cores()
                 self.processors = min(max(cores / self.measured.cores, 1.0), cores)
 
-    def find_cut(self, devices: int, rows: int, sizes: Sizes) -> Cut:
-        """How mode `"model"` divides the model."""
-        if engines.current().partitions:
-            return self._count_cut(devices, rows)
-        return find_cut(self.model, devices, rows, sizes, self.placement)
+    def find_cut(self, devices: int, rows: int, sizes: Sizes) -> tuple[Cut, Traffic | None]:
+        """How mode `"model"` divides the model, and the traffic if a compiler tells it."""
+        if devices in self.cuts:
+            return self.cuts[devices], None
+        by_compiler = engines.current().partitions
+        key = (devices, rows, by_compiler or sizes)
+        if key not in self._cuts:
+            self._cuts[key] = (
+                self._count_cut(devices, rows)
+                if by_compiler
+                else (find_cut(self.model, devices, rows, sizes, self.placement), None)
+            )
+        return self._cuts[key]
 
-    def _count_cut(self, devices: int, rows: int) -> Cut:
+    def _count_cut(self, devices: int, rows: int) -> tuple[Cut, Traffic]:
         """How a compiler divides the model: it is compiled for as many devices, which are here."""
         here = len(choose_devices(None, None))
         if devices > here:
@@ -155,12 +163,12 @@ class Subject:
                 f"`keras_multigpu.use_virtual_devices({devices})` first, or give `cuts`."
             )
         with self._compiled(self.model, devices, mode="model") as (parallel, batch):
-            given = timing.take_rows(batch, rows)
+            given = take_rows(batch, rows)
             moved = (one for one in transfers(parallel, given).training if one.kind != "inputs")
-            sent = self._by_compiler[devices, rows] = find_busiest(moved, duplex=True)
+            sent = find_busiest(moved, duplex=True)
             held = memory(parallel, given).peak
         share = busiest_share(self.model, devices)
-        return Cut(round(sent.sent / 2), round(sent.copies / 2), share, held)  # a half forward
+        return Cut(round(sent.sent / 2), round(sent.copies / 2), share, held), sent  # half forward
 
     def predict(
         self, mode: str, devices: int, *, traffic: Traffic | None = None, **changes: Any
@@ -168,11 +176,12 @@ class Subject:
         """A step on the whole batch, with some changes of the workload; `traffic` was counted."""
         assert self.step is not None
         by_compiler, hosts = engines.current().partitions, self.devices_per_host
-        work = Workload(self.step, self.batch_size, self.sizes, by_compiler, self.cuts, hosts)
-        load = find_load(mode, dataclasses.replace(work, **changes), devices)
-        if mode == "model" and traffic is None:
-            rows = changes.get("batch_size", self.batch_size)
-            traffic = self._by_compiler.get((devices, rows))
+        work = Workload(self.step, self.batch_size, self.sizes, by_compiler, {}, hosts)
+        work = dataclasses.replace(work, **changes)
+        if mode == "model" and devices > 1:
+            cut, counted = self.find_cut(devices, work.batch_size, work.sizes)
+            work, traffic = dataclasses.replace(work, cuts={devices: cut}), traffic or counted
+        load = find_load(mode, work, devices)
         if traffic is not None:
             load = dataclasses.replace(load, traffic=traffic)
         used = (self._used_link, self.processors, self.overlap, self.host_link)
@@ -184,7 +193,7 @@ class Subject:
     ) -> MemoryReport:
         """The memory of a copy of the model, made parallel, on one of some parts of a batch."""
         with self._compiled(model, devices, parts, **options) as (parallel, batch):
-            return memory(parallel, timing.take_rows(batch, rows))
+            return memory(parallel, take_rows(batch, rows))
 
     @contextlib.contextmanager
     def _compiled(
@@ -195,7 +204,7 @@ class Subject:
             parallel = make_parallel(model, devices, **options)
             batch = timing.compile_for(parallel, (self.inputs, self.targets))
             timing.renew_optimizer(parallel, parts)
-            with checks.targets_asked_for(model, self.targets):
+            with targets_asked_for(model, self.targets):
                 yield parallel, batch
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.inputs import needs_targets
+from keras_multigpu.reports.inputs import map_arrays, needs_targets, take_rows
 from keras_multigpu.reports.models import Snapshot, build_optimizer, model_kept
 from keras_multigpu.reports.workload import StepTime
 
@@ -28,19 +28,16 @@ _MOST_BYTES = 64 * 2**20  # of the batches that are in memory for an epoch
 class Stopwatch(keras.callbacks.Callback):
     """Times the epochs and the steps of a `fit`.
 
-    The first step of an epoch also waits for the data to be set up, so it counts as part of the
+    A step is all that `fit` does for a batch: Keras's loop and the batch's way to the device, too.
+    The first one of an epoch also waits for the data to be set up, so it counts as part of the
     epoch's own time. The clock stops at the end of the last epoch: TensorFlow may take seconds
     after that to take down a data pipeline.
-
-    `seconds`, `batches` and `epochs` are those of the whole `fit`, and `loss` is that of its last
-    epoch. A step is all that `fit` does for a batch: Keras's loop and the batch's way to the
-    device, too.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds, self.batches, self.epochs = 0.0, 0, 0
-        self.loss: float | None = None
+        self.seconds, self.batches, self.epochs = 0.0, 0, 0  # of the whole `fit`
+        self.loss: float | None = None  # of the last epoch
         self._timed = np.zeros(3)  # steps after the first of an epoch, and both clocks
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -92,17 +89,19 @@ class Timing:
         """The median over the rounds."""
         return statistics.median(self.rounds)
 
+    @property
+    def cpu_seconds(self) -> float:
+        """The median of the processor's seconds."""
+        return statistics.median(self.cpu_rounds)
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The timed steps of a model, by mode, number of devices and rows of the batch.
+    """The timed steps of a model."""
 
-    The whole batch has `rows`; one device was also timed on `fewer`, if these are not as many.
-    """
-
-    rows: int
-    fewer: int
-    times: Mapping[tuple[str, int, int], Timing]
+    rows: int  # of the whole batch
+    fewer: int  # on which one device was timed too, if these are not as many
+    times: Mapping[tuple[str, int, int], Timing]  # by mode, number of devices and rows
 
     @property
     def alone(self) -> Timing:
@@ -121,34 +120,18 @@ class Measured:
     @property
     def cores(self) -> float:
         """The processor cores that one device keeps busy."""
-        return statistics.median(self.alone.cpu_rounds) / self.alone.seconds
-
-
-def take_rows(arrays: Any, rows: int) -> Any:
-    """The first rows of arrays in any structure; `None` stays `None`."""
-    return _map_arrays(lambda part: part[:rows], arrays)
-
-
-def _map_arrays(function: Callable[[Any], Any], arrays: Any) -> Any:
-    """What a function makes of each array in any structure; `None` stays `None`."""
-    return keras.tree.map_structure(lambda one: None if one is None else function(one), arrays)
+        return self.alone.cpu_seconds / self.alone.seconds
 
 
 def measure_steps(
     model: keras.Model,
-    batch: tuple[Any, Any],
-    sizes: tuple[int, int],
-    steps: int,
-    here: Mapping[str, Sequence[int]],
-    placement: Any = None,
+    batch: tuple[Any, Any],  # inputs and targets, as for `compile_for`
+    sizes: tuple[int, int],  # the rows of the batch, and fewer: how much depends on the rows?
+    steps: int,  # the least number of steps to time
+    here: Mapping[str, Sequence[int]],  # by mode, numbers of devices above one for the whole batch
+    placement: Any = None,  # in mode "model"
 ) -> Measured:
-    """Times the steps of a built model, and restores its state.
-
-    The batch is inputs and targets; see `compile_for`. `sizes` are the rows of the whole batch, and
-    of a smaller one, which shows how much of a step depends on the rows. `steps` is the least
-    number of steps to time. `here` has, by mode, the numbers of devices above one on which to time
-    the whole batch; `placement` is for mode `"model"`.
-    """
+    """Times the steps of a built model, and restores its state."""
     rows, fewer = sizes
     options = {"committee": {"replicas": "independent"}, "model": {"placement": placement}}
 
@@ -197,10 +180,8 @@ def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, A
 
 
 def renew_optimizer(parallel: ParallelModel, parts: int = 1) -> None:
-    """Has an optimizer without slots: those of one that is built are where they were before.
-
-    It adds up the gradients of so many parts of a batch.
-    """
+    """Takes a new optimizer without slots, which adds up the gradients of so many parts."""
+    # The slots of one that is built are where they were before.
     is_built = isinstance(parallel.optimizer, keras.Optimizer) and parallel.optimizer.built
     if parts == 1 and not is_built:
         return
@@ -235,7 +216,7 @@ class Steps:
 
     def __init__(self, parallel: ParallelModel, batch: tuple[Any, Any]):
         given = compile_for(parallel, batch)
-        self._batch = _map_arrays(keras.ops.convert_to_numpy, given)
+        self._batch = map_arrays(keras.ops.convert_to_numpy, given)
         self._training = Training(parallel)
 
     def warm_up(self, least: int) -> int:
@@ -252,7 +233,7 @@ class Steps:
         first = self._training.model.steps_per_execution  # of an epoch: these are not timed
         batches = max(min(steps + first, most), first + 1)
         epochs = -(-steps // (batches - first))
-        x, y = _map_arrays(lambda part: np.concatenate([part] * batches), self._batch)
+        x, y = map_arrays(lambda part: np.concatenate([part] * batches), self._batch)
         watch = self._training.fit(x=x, y=y, batch_size=len(arrays[0]), epochs=epochs)
         assert watch.step_seconds is not None
         assert watch.step_cpu_seconds is not None

@@ -19,10 +19,11 @@ from keras_multigpu.reports.inputs import (
     first_batch,
     needs_targets,
     rows_of_first_batch,
+    take_rows,
 )
 from keras_multigpu.reports.models import check_built, has_weights, model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
-from keras_multigpu.reports.timing import Stopwatch, Training, take_rows
+from keras_multigpu.reports.timing import Stopwatch, Training
 
 _KERAS_BATCH_SIZE = 32
 _DIVIDING = ("placement", "model_devices")
@@ -208,13 +209,10 @@ def _train_in_turn(
     sizes: Sequence[int | None],
     rounds: Sequence[int],
     steps: int | None,
-    moves: bool,
+    moves: bool,  # whether the weights move to a model's devices when its turn comes
     verbose: int,
 ) -> list[list[Stopwatch]]:
-    """Trains the models in turn, each from the same start; each round has so many epochs.
-
-    `moves` says whether the weights move to a model's devices when its turn comes.
-    """
+    """Trains the models in turn, each from the same start; each round has so many epochs."""
     # Without a size of batches Keras would divide the rows into `steps`.
     names = ("x", "y", "sample_weight") if isinstance(data, tuple) else ("x",)
     arrays = dict(zip(names, data if isinstance(data, tuple) else (data,)))
@@ -261,10 +259,7 @@ def _summarize(
 def _find_undivided(
     runs: Sequence[Run], devices: Sequence[str], together: int, size: int | None
 ) -> list[str]:
-    """Where devices can't share the batches, of a `size` that the runs may not know.
-
-    So many devices compute a slice `together`.
-    """
+    """Where slices, of so many devices `together`, can't share the batches, of `size` if known."""
     divides, notes = engines.current().divides, []
     for run in runs:
         rows, width = run.batch_size or size or 0, min(together, run.devices)

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import finite_number, non_negative_integer
+from keras_multigpu.arguments import finite_number, non_negative_integer, quantity
 from keras_multigpu.graphs.costs import (
     find_crossings,
     find_share,
@@ -21,6 +21,8 @@ from keras_multigpu.graphs.costs import (
 )
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
+
+_NOISE = 1.1  # by as much may two measurements of one time differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +42,33 @@ class StepTime:
 
     @classmethod
     def through(cls, rows: int, seconds: float, fewer: int, shorter: float) -> StepTime:
-        """The line through the times of a batch and of a smaller one.
-
-        Neither part goes below zero: if the smaller batch took longer, that was noise.
-        """
+        """The line through the times of a batch and of a smaller one."""
+        # Neither part goes below zero: if the smaller batch took longer, that was noise.
         slope = (seconds - shorter) / (rows - fewer)
         row_s = min(max(slope, 0.0), seconds / rows)
         return cls(seconds - rows * row_s, row_s)
+
+    @classmethod
+    def known(cls, given: Any, batch_size: int) -> StepTime | None:
+        """The step time that the user gave, if any."""
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            return cls(0.0, quantity("step_seconds", given) / batch_size)
+        others = [rows for rows in given if rows != batch_size]
+        if batch_size not in given or len(others) != 1 or not 0 < others[0] < batch_size:
+            raise ValueError(
+                f"`step_seconds` must have the time of a step on batch_size={batch_size} rows and "
+                f"on one smaller batch. Received: step_seconds={given!r}. Give "
+                f"{{{batch_size}: ..., {max(batch_size // 2, 1)}: ...}}, or one time."
+            )
+        seconds = {rows: quantity("step_seconds", one) for rows, one in given.items()}
+        if seconds[others[0]] > _NOISE * seconds[batch_size]:
+            raise ValueError(
+                "`step_seconds` must not be longer for fewer rows. Received: "
+                f"step_seconds={given!r}. Give {{rows: seconds}}."
+            )
+        return cls.through(batch_size, seconds[batch_size], others[0], seconds[others[0]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +118,17 @@ class Cut:
         if self.memory is not None:
             non_negative_integer("memory", self.memory)
         finite_number("share", self.share, "a share above 0, up to 1", lambda one: 0 < one <= 1)
+
+
+def check_cuts(cuts: Any) -> dict[int, Cut]:
+    """A copy of them, for a user's may get more."""
+    cuts = {} if cuts is None else cuts
+    if not isinstance(cuts, Mapping) or not all(isinstance(one, Cut) for one in cuts.values()):
+        raise ValueError(
+            "`cuts` must be a dict from numbers of devices to `Cut`. Received: "
+            f"cuts={cuts!r}. Give `{{2: Cut(size, copies, share)}}`."
+        )
+    return dict(cuts)
 
 
 @dataclasses.dataclass(frozen=True)
