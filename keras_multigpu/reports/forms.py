@@ -6,7 +6,6 @@ import collections
 import datetime
 import importlib
 import io
-import itertools
 import math
 import numbers
 import os
@@ -17,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_multigpu import engines
 from keras_multigpu.extras import how_to_install
@@ -126,28 +126,24 @@ def draw_bars(
 
 def spread_devices(axes: Sequence[Any], counts: Sequence[int], speedups: Any) -> None:
     """Makes numbers of devices the x of `axes`; if large, it and the speed-ups are logarithmic."""
+    is_large = counts[-1] > 8  # the ticks of small numbers would hide each other
+    places = np.log2(counts) if is_large else np.array(counts)
+    width = _DIGIT * len(str(counts[-1])) * np.ptp(places)
+    is_dense = any(np.diff(places) < width)  # numbers side by side would touch each other
     for one in axes:
-        if counts[-1] > 8:  # the ticks of small numbers would hide each other
+        if is_large:
             one.set_xscale("log", base=2)
-        if counts[-1] > 8 and one is speedups:
+        if is_large and one is speedups:
             one.set_yscale("log", base=2)
             one.yaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 1 else f"1/{1 / x:g}")
             one.margins(y=0.15)  # for figures below the points
         else:
             one.set(ylim=(0, 1.08 * one.dataLim.y1))
         one.minorticks_off()
-        rotation = 90 if _are_dense(counts) else 0
-        one.set_xticks(counts, list(map(str, counts)), rotation=rotation)
+        one.set_xticks(counts, list(map(str, counts)), rotation=90 if is_dense else 0)
         one.set(xlabel="devices")
         one.margins(x=0.1)
         one.grid(alpha=0.3)
-
-
-def _are_dense(counts: Sequence[int]) -> bool:
-    """Whether numbers side by side at an axis would touch each other."""
-    places = [math.log2(one) if counts[-1] > 8 else one for one in counts]
-    width = _DIGIT * len(str(counts[-1])) * (places[-1] - places[0])
-    return any(after - before < width for before, after in itertools.pairwise(places))
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import time
-from collections.abc import Callable, Sequence
+import timeit
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -188,16 +188,10 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
         lambda: engine.copy(large, target),
     )
     # The first round also traces, and allocates memory.
-    _, *rounds = [[_time(run) for run in runs] for _ in range(repeats + 1)]
+    _, *rounds = [[timeit.timeit(run, number=1) for run in runs] for _ in range(repeats + 1)]
     first, all_turns, shorter, longer = map(statistics.median, zip(*rounds))
     latency = max(all_turns - first, 0.0) / (2 * _TURNS)
     return fit_link(name, _SMALL, latency, _LARGE, latency + longer - shorter)
-
-
-def _time(run: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
 
 
 def fit_link(name: str, size: float, seconds: float, larger: float, longer: float) -> Link:

@@ -19,7 +19,7 @@ from keras_multigpu.reports.forms import read_bytes, show_bytes, tell_unknown
 from keras_multigpu.reports.interconnect import Link
 from keras_multigpu.reports.models import random_state_kept
 from keras_multigpu.reports.plan_report import PlanReport
-from keras_multigpu.reports.search import Search
+from keras_multigpu.reports.search import Kind, Search
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.workload import Cut, Shard, Sizes
 
@@ -94,10 +94,8 @@ def plan(
         model, batch_size, (count,), ("data",), link=link, step_seconds=step_seconds, speed=speed,
         inputs=inputs, targets=targets, cuts=cuts, overlap=overlap, steps=steps,
     )  # fmt: skip
-    shards, notes = _find_shards(model, count)
-    why_not_placed = _divide(subject, count)
-    search = Search(subject, count, shards, limit, can_place=not why_not_placed)
-    notes += why_not_placed
+    kinds, notes = _find_kinds(subject, count)
+    search = Search(subject, count, kinds, limit)
     subject.measure(search.rows, max(search.rows // 2, 1), {})
     plain = search.count(model)
     recomputed, why_not = _count_recomputed(search, plain)
@@ -111,12 +109,28 @@ def plan(
     return PlanReport(choices, count, limit=limit, settings=settings, notes=notes)
 
 
+def _find_kinds(subject: Subject, count: int) -> tuple[list[Kind], list[str]]:
+    """What to do on one device, and on several; and why other kinds are left out."""
+    one: Kind = ("data", None, 1)
+    if count == 1:
+        return [one], []
+    shards, notes = _find_shards(subject.model, count)
+    kinds = [one, *(("data", shard, count) for shard in shards)]
+    try:
+        if count not in subject.cuts:
+            _refuse_placement(subject, count)
+        kinds.append(("model", None, count))
+    except (UserWarning, ValueError) as reason:
+        notes.append(f"Mode 'model' is left out: {reason}")
+    return kinds, notes
+
+
 def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], list[str]]:
     """What this backend can spread, and why it leaves out the rest."""
     runner = engines.current().data_runner
     found: list[Shard] = []
     notes = []
-    for name in SHARDS if count > 1 else ():
+    for name in SHARDS:
         request = engines.Request("data", model, choose_devices(None, None)[:1], {"shard": name})
         try:
             runner.check(request)
@@ -131,20 +145,14 @@ def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], li
     return [None, *found], notes
 
 
-def _divide(subject: Subject, count: int) -> list[str]:
-    """Why mode `"model"` is left out, if it is."""
+def _refuse_placement(subject: Subject, count: int) -> None:
+    """Raises the error, or the warning, that says why mode `"model"` is left out, if it is."""
     here = choose_devices(None, None)
-    if count == 1 or count in subject.cuts:
-        return []
     request = engines.Request("model", subject.model, (*here, *here[:1] * count)[:count], {})
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
-            engines.current().model_runner.check(request)
-        subject.find_cut(count, subject.batch_size, subject.sizes)  # refuses some models
-    except (UserWarning, ValueError) as reason:
-        return [f"Mode 'model' is left out: {reason}"]
-    return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        engines.current().model_runner.check(request)
+    subject.find_cut(count, subject.batch_size, subject.sizes)
 
 
 def _changes(model: keras.Model) -> list[str]:

@@ -19,6 +19,8 @@ _MOST_HALVINGS = 4  # of a batch, whose parts' gradients are accumulated
 _AGAIN = 4 / 3  # a step computes forward once and backward twice; recomputed, forward twice
 _TOO_HIGH = 1.25  # an estimate of memory may be so many times what is counted
 
+Kind = tuple[str, Shard | None, int]
+"""A mode, what it spreads, and the number of devices."""
 Way = list[Choice]
 """Choices that differ only in the number of equal parts of a batch, the fewest first."""
 
@@ -26,26 +28,13 @@ Way = list[Choice]
 class Search:
     """The ways to train on so many devices, or on one."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        devices: int,
-        shards: list[Shard | None],
-        limit: int,
-        *,
-        can_place: bool,
-    ):
-        self.subject, self._limit = subject, limit
+    def __init__(self, subject: Subject, devices: int, kinds: Sequence[Kind], limit: int):
+        self.subject, self._kinds, self._limit = subject, kinds, limit
         self.recomputing: keras.Model | None = None  # a copy that computes activations again
         self._takes_fewer = subject.takes_fewer
         # A device's in mode "data", or those of the batch if the model takes no others.
         self.rows = math.ceil(subject.batch_size / (devices if self._takes_fewer else 1))
         self._are_here = devices <= len(choose_devices(None, None))
-        self._kinds: list[tuple[str, Shard | None, int]] = [("data", None, 1)]
-        if devices > 1:
-            self._kinds += [("data", shard, devices) for shard in shards]
-            if can_place:
-                self._kinds.append(("model", None, devices))
 
     def count(self, model: keras.Model) -> dict[int, Sizes]:
         """The counted sizes of a copy of the model, by the rows of a device."""

@@ -17,29 +17,12 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.engines.wide import busiest_share
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports import forms, timing
-from keras_multigpu.reports.inputs import (
-    check_given,
-    check_graph,
-    make_inputs,
-    take_rows,
-    targets_asked_for,
-)
+from keras_multigpu.reports import forms, inputs, loads, models, timing, workload
 from keras_multigpu.reports.interconnect import Link, default_link, find_host_link, find_link
-from keras_multigpu.reports.loads import check_modes, find_busiest, find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
-from keras_multigpu.reports.models import call_on_one_row, check_built
 from keras_multigpu.reports.prediction import Prediction, Traffic, predict
 from keras_multigpu.reports.transfers_report import transfers
-from keras_multigpu.reports.workload import (
-    Cut,
-    Sizes,
-    StepTime,
-    Workload,
-    check_cuts,
-    find_cut,
-    find_sizes,
-)
+from keras_multigpu.reports.workload import Cut, Sizes, StepTime, Workload
 
 _FIXED = (
     "The model takes batches of this size only, so that no smaller one was tried: all of a step is "
@@ -77,7 +60,7 @@ class Subject:
         self.link = find_link(self.link)
         self.host_link = find_host_link(self.devices_per_host, self.host_link, self.n_gpus)
         self.batch_size = positive_integer("batch_size", self.batch_size)
-        check_modes(self.modes, self.n_gpus, self.batch_size, self.placement)
+        loads.check_modes(self.modes, self.n_gpus, self.batch_size, self.placement)
         positive_integer("steps", self.steps)
         quantity("speed", self.speed)
         share, hint = "a share, from 0 to 1", "Give 0 if copies and computations take turns."
@@ -86,17 +69,17 @@ class Subject:
             quantity("processors", self.processors)
         known = StepTime.known(self.step_seconds, self.batch_size)
         self.step = known and known.sped_up(self.speed)
-        check_built(self.model)
-        check_graph(self.model)
-        self.cuts = check_cuts(self.cuts)
+        models.check_built(self.model)
+        inputs.check_graph(self.model)
+        self.cuts = workload.check_cuts(self.cuts)
         if self.inputs is None:
-            self.inputs = make_inputs(self.model, self.batch_size)
-        check_given(self.model, self.inputs, self.targets, self.batch_size)
-        self.inputs = take_rows(self.inputs, self.batch_size)
-        self.targets = take_rows(self.targets, self.batch_size)
-        outputs, self.takes_fewer = call_on_one_row(self.model, self.inputs)
-        self.sizes = find_sizes(self.model, outputs, self.inputs, self.batch_size)
-        self._cuts: dict[Any, tuple[Cut, Traffic | None]] = {}  # that were found
+            self.inputs = inputs.make_inputs(self.model, self.batch_size)
+        inputs.check_given(self.model, self.inputs, self.targets, self.batch_size)
+        self.inputs = inputs.take_rows(self.inputs, self.batch_size)
+        self.targets = inputs.take_rows(self.targets, self.batch_size)
+        outputs, self.takes_fewer = models.call_on_one_row(self.model, self.inputs)
+        self.sizes = workload.find_sizes(self.model, outputs, self.inputs, self.batch_size)
+        self._counted: dict[tuple[int, int], tuple[Cut, Traffic]] = {}  # by devices and rows
         self.left_out: dict[int, ValueError] = {}  # numbers of devices, in mode "model"
         self._divide([count for count in self.n_gpus if count > 1 and "model" in self.modes])
 
@@ -117,6 +100,11 @@ class Subject:
         """Whether devices of this machine are meant, which can be timed."""
         return self.link is None and self.speed == 1 and self.host_link is None
 
+    @property
+    def _is_shared(self) -> bool:
+        """Whether these are virtual devices, which share a processor."""
+        return self.is_here and forms.are_virtual(choose_devices(None, None))
+
     @functools.cached_property
     def _used_link(self) -> Link:
         """The link that the user gave, or that of this machine; one device needs none."""
@@ -127,14 +115,10 @@ class Subject:
         if self.step is None:
             sizes = (rows, fewer if self.takes_fewer else rows)
             batch, asked = (self.inputs, self.targets), (sizes, self.steps, here)
-            with targets_asked_for(self.model, self.targets):
+            with inputs.targets_asked_for(self.model, self.targets):
                 self.measured = timing.measure_steps(self.model, batch, *asked, self.placement)
             self.step = self.measured.step.sped_up(self.speed)
-            if (
-                self.processors is None
-                and self.is_here
-                and forms.are_virtual(choose_devices(None, None))
-            ):
+            if self.processors is None and self._is_shared:
                 cores = forms.count_cores()
                 self.processors = min(max(cores / self.measured.cores, 1.0), cores)
 
@@ -142,15 +126,11 @@ class Subject:
         """How mode `"model"` divides the model, and the traffic if a compiler tells it."""
         if devices in self.cuts:
             return self.cuts[devices], None
-        by_compiler = engines.current().partitions
-        key = (devices, rows, by_compiler or sizes)
-        if key not in self._cuts:
-            self._cuts[key] = (
-                self._count_cut(devices, rows)
-                if by_compiler
-                else (find_cut(self.model, devices, rows, sizes, self.placement), None)
-            )
-        return self._cuts[key]
+        if not engines.current().partitions:
+            return workload.find_cut(self.model, devices, rows, sizes, self.placement), None
+        if (devices, rows) not in self._counted:
+            self._counted[devices, rows] = self._count_cut(devices, rows)
+        return self._counted[devices, rows]
 
     def _count_cut(self, devices: int, rows: int) -> tuple[Cut, Traffic]:
         """How a compiler divides the model: it is compiled for as many devices, which are here."""
@@ -163,9 +143,9 @@ class Subject:
                 f"`keras_multigpu.use_virtual_devices({devices})` first, or give `cuts`."
             )
         with self._compiled(self.model, devices, mode="model") as (parallel, batch):
-            given = take_rows(batch, rows)
+            given = inputs.take_rows(batch, rows)
             moved = (one for one in transfers(parallel, given).training if one.kind != "inputs")
-            sent = find_busiest(moved, duplex=True)
+            sent = loads.find_busiest(moved, duplex=True)
             held = memory(parallel, given).peak
         share = busiest_share(self.model, devices)
         return Cut(round(sent.sent / 2), round(sent.copies / 2), share, held), sent  # half forward
@@ -181,7 +161,7 @@ class Subject:
         if mode == "model" and devices > 1:
             cut, counted = self.find_cut(devices, work.batch_size, work.sizes)
             work, traffic = dataclasses.replace(work, cuts={devices: cut}), traffic or counted
-        load = find_load(mode, work, devices)
+        load = loads.find_load(mode, work, devices)
         if traffic is not None:
             load = dataclasses.replace(load, traffic=traffic)
         used = (self._used_link, self.processors, self.overlap, self.host_link)
@@ -193,7 +173,7 @@ class Subject:
     ) -> MemoryReport:
         """The memory of a copy of the model, made parallel, on one of some parts of a batch."""
         with self._compiled(model, devices, parts, **options) as (parallel, batch):
-            return memory(parallel, take_rows(batch, rows))
+            return memory(parallel, inputs.take_rows(batch, rows))
 
     @contextlib.contextmanager
     def _compiled(
@@ -204,7 +184,7 @@ class Subject:
             parallel = make_parallel(model, devices, **options)
             batch = timing.compile_for(parallel, (self.inputs, self.targets))
             timing.renew_optimizer(parallel, parts)
-            with targets_asked_for(model, self.targets):
+            with inputs.targets_asked_for(model, self.targets):
                 yield parallel, batch
 
     @property
@@ -217,15 +197,14 @@ class Subject:
         return [*missing, *([] if self.takes_fewer else [_FIXED]), *self._doubt_devices()]
 
     def _doubt_devices(self) -> list[str]:
-        here, *others = choose_devices(None, None)
-        is_shared = self.is_here and forms.are_virtual([here, *others])
-        if is_shared and self.processors is None:
+        here = choose_devices(None, None)[0]
+        if self._is_shared and self.processors is None:
             return [
                 "The devices here are virtual: they share one processor, and the prediction takes "
                 "each for a processor of its own. Give `processors`, or the `link` of the devices "
                 "that you ask about."
             ]
-        if is_shared:
+        if self._is_shared:
             return [forms.VIRTUAL]
         if self.measured and self.link and self.speed == 1 and here.startswith("cpu:"):
             return [

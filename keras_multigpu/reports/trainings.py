@@ -13,14 +13,8 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, device_counts, positive_integer, short
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import MODES, Mode, make_parallel, options_of
+from keras_multigpu.reports import inputs
 from keras_multigpu.reports.forms import VIRTUAL, are_virtual, describe_environment
-from keras_multigpu.reports.inputs import (
-    check_data,
-    first_batch,
-    needs_targets,
-    rows_of_first_batch,
-    take_rows,
-)
 from keras_multigpu.reports.models import check_built, has_weights, model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training
@@ -109,7 +103,7 @@ def scaling(
     counts = device_counts("n_gpus", n_gpus)
     check_model(model)
     _check_names(mode, options)
-    check_data(data, batch_size, steps, weak, with_targets=needs_targets(model))
+    inputs.check_data(data, batch_size, steps, weak, with_targets=inputs.needs_targets(model))
     numbers = {"batch_size": batch_size, "epochs": epochs, "steps": steps, "repeats": repeats}
     for name, value in numbers.items():
         if value is not None:
@@ -122,7 +116,7 @@ def scaling(
     rounds = [warm_up] * (warm_up > 0) + [epochs] * repeats
     moves = mode == "model" or options.get("shard") is not None
     if not has_weights(model):  # a Sequential model whose shapes Keras can't infer
-        batch = take_rows(data, rows) if rows else first_batch(data)
+        batch = inputs.take_rows(data, rows) if rows else inputs.first_batch(data)
         model(keras.utils.unpack_x_y_sample_weight(batch)[0])
     with model_kept(model):
         models = [
@@ -152,7 +146,7 @@ def scaling(
         asked = ", ".join(str(size) for size in dict.fromkeys(sizes))
         notes.append(f"The data have {there} rows, so that no batch has more. Asked for: {asked}.")
     if mode == "data":
-        size = None if rows else rows_of_first_batch(data)
+        size = None if rows else inputs.rows_of_first_batch(data)
         notes += _find_undivided(runs, used, options.get("model_devices", 1), size)
     members = mode == "tower" and options.get("num_replicas") is None
     return ScalingReport(runs, weak=weak, members=members, notes=notes, settings=settings)

@@ -12,13 +12,8 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import finite_number, non_negative_integer, quantity
-from keras_multigpu.graphs.costs import (
-    find_crossings,
-    find_share,
-    row_bytes,
-    variables_bytes,
-    with_loss,
-)
+from keras_multigpu.graphs import costs
+from keras_multigpu.graphs.costs import row_bytes, variables_bytes
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
 
@@ -216,11 +211,12 @@ def find_cut(
     check_placement(placement, devices)
     graph = read_graph(model)
     numbers = place_by_names(graph, placement) if placement else choose_placement(graph, devices)
-    between = [one for one in find_crossings(*with_loss(graph, numbers)) if one.maker is not None]
+    crossings = costs.find_crossings(*costs.with_loss(graph, numbers))
+    between = [one for one in crossings if one.maker is not None]
     return Cut(
         size=batch_size * sum(one.row_bytes for one in between),
         copies=len(between),
-        share=find_share(graph, numbers),
+        share=costs.find_share(graph, numbers),
         memory=_find_fullest(graph, numbers, batch_size, sizes),
     )
 
