@@ -142,7 +142,7 @@ def _further_optimizers_copied(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def traced_anew() -> Iterator[None]:
-    """Scope in which TensorFlow doesn't take the steps of several models for one, traced anew."""
+    """Scope without TensorFlow's warning, which takes steps of several models for one, retraced."""
     logger = logging.getLogger("tensorflow")
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -168,7 +168,7 @@ def random_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[None]:
-    """Scope for a look at a step of a model that has made all it makes; then as it was before."""
+    """Scope for a look at one step, whose weights, slots and metrics exist; restores all."""
     with traced_anew(), watch_kept(model), _further_optimizers_copied(model):
         if not (has_weights(model) if training else engines.is_built(model)):
             model.predict_on_batch(batch[0])

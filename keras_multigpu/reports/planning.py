@@ -210,11 +210,16 @@ def _count_recomputed(
 
 def _copy_recomputing(model: keras.Model) -> keras.Model:
     """A copy of a model that computes activations again, compiled with the same loss."""
+
+    def copy_layer(layer: keras.Layer) -> keras.Layer:
+        with keras.RematScope("full"):
+            return type(layer).from_config(layer.get_config())
+
     is_compiled = model.compiled
     try:
         model.compiled = False  # else Keras compiles the copy from names: of registered losses only
         with random_state_kept():
-            copy = keras.models.clone_model(model, clone_function=_recomputing)
+            copy = keras.models.clone_model(model, clone_function=copy_layer)
     finally:
         model.compiled = is_compiled
     if is_compiled:
@@ -238,9 +243,3 @@ def _why_not_recomputed(model: keras.Model, error: Exception) -> str:
     if not kinds:
         why = f"which fails ({engines.reason_of(error)})"
     return f"{left_out}: on {engines.current().title} Keras can't do it for this model, {why}."
-
-
-def _recomputing(layer: keras.Layer) -> keras.Layer:
-    """A copy of a layer, whose intermediate results are computed again when they are needed."""
-    with keras.RematScope("full"):
-        return type(layer).from_config(layer.get_config())

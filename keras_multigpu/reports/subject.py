@@ -29,6 +29,11 @@ _FIXED = (
     "taken to shrink with the rows of a device. That flatters many devices."
 )
 
+_SHARED = (
+    "The devices here are virtual: they share one processor, and the prediction takes each for a "
+    "processor of its own. Give `processors`, or the `link` of the devices that you ask about."
+)
+
 
 @dataclasses.dataclass
 class Subject:
@@ -190,29 +195,22 @@ class Subject:
     @property
     def doubts(self) -> list[str]:
         """What a reader of the predictions must beware of."""
-        missing = [
+        notes = [
             f"Mode 'model' on {count} devices is left out: {reason}"
             for count, reason in self.left_out.items()
         ]
-        return [*missing, *([] if self.takes_fewer else [_FIXED]), *self._doubt_devices()]
-
-    def _doubt_devices(self) -> list[str]:
+        if not self.takes_fewer:
+            notes.append(_FIXED)
         here = choose_devices(None, None)[0]
-        if self._is_shared and self.processors is None:
-            return [
-                "The devices here are virtual: they share one processor, and the prediction takes "
-                "each for a processor of its own. Give `processors`, or the `link` of the devices "
-                "that you ask about."
-            ]
         if self._is_shared:
-            return [forms.VIRTUAL]
-        if self.measured and self.link and self.speed == 1 and here.startswith("cpu:"):
-            return [
+            notes.append(_SHARED if self.processors is None else forms.VIRTUAL)
+        elif self.measured and self.link and self.speed == 1 and here.startswith("cpu:"):
+            notes.append(
                 f"The step was timed on {here!r}, and the link is one of other devices: on faster "
                 "devices a step is shorter, and copies are a larger part of it. Give `speed`, "
                 "how many times as fast they are, or `step_seconds`."
-            ]
-        return []
+            )
+        return notes
 
     def describe(self) -> dict[str, Any]:
         """The settings that a reader of the predictions must know."""

@@ -150,16 +150,14 @@ def measure_steps(
             asked += [(mode, count, rows) for count in here.get(mode, ())]
             asked += [("data", 1, fewer)] if mode == "data" and fewer < rows else []
             with engines.current().places_kept(model):
-                found = time_in_turn([train(*one) for one in asked], steps)
+                several = [train(*one) for one in asked]
+                # In turn: other work slows all down alike.
+                counts = [one.warm_up(-(-steps // ROUNDS)) for one in several]
+                pairs = list(zip(several, counts))
+                rounds = [[one.time(count) for one, count in pairs] for _ in range(ROUNDS)]
+            found = [Timing(*zip(*own)) for own in zip(*rounds)]
             times |= {(mode, *one[1:]): timing for one, timing in zip(asked, found)}
     return Measured(rows, fewer, times)
-
-
-def time_in_turn(several: Sequence[Steps], steps: int) -> list[Timing]:
-    """Times at least `steps` steps of each, in turn: other work slows all down alike."""
-    counts = [one.warm_up(-(-steps // ROUNDS)) for one in several]
-    found = [[one.time(count) for one, count in zip(several, counts)] for _ in range(ROUNDS)]
-    return [Timing(*zip(*rounds)) for rounds in zip(*found)]
 
 
 def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, Any]:

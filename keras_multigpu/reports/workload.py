@@ -160,7 +160,7 @@ class Workload:
 
     def in_host(self, devices: int) -> int:
         """The number of devices in the fullest host, of so many."""
-        return devices if self.per_host is None else min(devices, self.per_host)
+        return min(devices, self.per_host or devices)
 
 
 def find_sizes(
