@@ -52,21 +52,20 @@ class CsvSource(Source):
         self._header: list[str] = []
 
     def _scan(self) -> Iterator[tuple[int, int, Any]]:
-        with open(self.path, "rb") as raw:
-            pieces = self._cut(open_decompressed(raw, self.path))
-            _, header = next(pieces, (None, b""))
-            self._read_header(header)
-            for number, (piece, data) in enumerate(pieces):
-                self.position = raw.tell()
-                rows = len(self._parse(data, piece, is_scan=True).numbers)
-                if rows:
-                    # A compressed file can only be read from its beginning.
-                    yield 0 if self.path.endswith(".gz") else number, rows, piece
+        raw = pa.OSFile(self.path)
+        pieces = self._cut(open_decompressed(raw, self.path))
+        _, header = next(pieces, (None, b""))
+        self._read_header(header)
+        for number, (piece, data) in enumerate(pieces):
+            self.position = raw.tell()
+            rows = len(self._parse(data, piece, is_scan=True).numbers)
+            if rows:
+                # A compressed file can only be read from its beginning.
+                yield 0 if self.path.endswith(".gz") else number, rows, piece
 
     def _read(self, place: Piece) -> Block:
         if self._open is None:
-            raw = self.close_later(open(self.path, "rb"))  # noqa: SIM115
-            self._open = open_decompressed(raw, self.path)
+            self._open = open_decompressed(pa.OSFile(self.path), self.path)
         self._open.seek(place.start)
         return self._parse(self._open.read(place.size), place, is_scan=False)
 
@@ -113,22 +112,19 @@ class CsvSource(Source):
         """The good rows of a piece; a scan skips the features."""
         if len(piece.broken) and not self.skips:
             raise self._broken(data, piece)
-        features = () if is_scan else self.schema.features
-        table, malformed = self._to_arrow(_remove(data, piece.broken), features)
+        table, malformed = self._to_arrow(_remove(data, piece.broken), is_scan)
         if malformed and not self.skips:
             raise self._malformed(data, piece, malformed[0])
         if is_scan:
             bad = len(malformed) + len(piece.broken)
             self.skipped += collections.Counter({"malformed": bad})  # adds no zero
+        return self.take_good(
+            table, lambda row: f"line {self._find_row(data, piece, row)[0]}", is_scan
+        )
 
-        def locate(row: int) -> str:
-            return f"line {self._find_row(data, piece, row)[0]}"
-
-        return self.take_good(table, features, locate, is_scan)
-
-    def _to_arrow(self, data: bytes, features: tuple[str, ...]) -> tuple[pa.Table, list[Any]]:
+    def _to_arrow(self, data: bytes, is_scan: bool) -> tuple[pa.Table, list[Any]]:
         """Features and numbers as bytes, and the rows with too few or too many fields."""
-        names = list(dict.fromkeys((*features, *self.schema.numbers))) or self._header[:1]
+        names = list(self.schema.numbers if is_scan else self.schema.names) or self._header[:1]
         if data.startswith(BYTE_ORDER_MARK):
             # Arrow drops a mark at the beginning. After the header it belongs to a value.
             data = BYTE_ORDER_MARK + data

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from keras_multigpu.sparse.sources import BadDataError, Block, Schema, Source
+from keras_multigpu.sparse.sources import BadDataError, Block, Source
 from keras_multigpu.sparse.tables import is_text, to_columns
 
 # How much of a column is read together; Arrow would read whole row groups otherwise.
@@ -30,10 +31,7 @@ class ParquetSource(Source):
     kind = "Parquet file"
     _metadata: Any = None
     _next: tuple[int, int] = (-1, -1)  # the row group, and the chunk in it, that comes next
-
-    def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):
-        super().__init__(path, schema, chunk_rows, skips)
-        self._encoded: list[str] = []  # columns to read as dictionaries
+    _encoded: Sequence[str] = ()  # columns to read as dictionaries
 
     def _scan(self) -> Iterator[tuple[int, int, Any]]:
         metadata = pq.read_metadata(self.path)
@@ -44,23 +42,17 @@ class ParquetSource(Source):
             self.position = self._state[0] * group // metadata.num_row_groups
             rows = metadata.row_group(group).num_rows
             for number in range(-(-rows // self.chunk_rows)):
-                place = group, number
-                # All columns are read, to find damage before training.
-                good = len(self._take_good(self._load(*place, threads=True), place, True).numbers)
+                good = len(self._read((group, number), is_scan=True).numbers)
                 if good:
-                    yield group, good, place
+                    yield group, good, (group, number)
         self.close()
 
-    def _read(self, place: tuple[int, int]) -> Block:
-        return self._take_good(self._load(*place, threads=False), place, False)
-
-    def _take_good(self, table: pa.Table, place: tuple[int, int], is_scan: bool) -> Block:
+    def _read(self, place: tuple[int, int], is_scan: bool = False) -> Block:
+        """The good rows of a chunk; a scan reads all columns, to find damage before training."""
         group, number = place
-
-        def locate(row: int) -> str:
-            return f"row group {group}, row {row + number * self.chunk_rows + 1}"
-
-        return self.take_good(table, () if is_scan else self.schema.features, locate, is_scan)
+        first = number * self.chunk_rows + 1
+        table = self._load(group, number, threads=is_scan)
+        return self.take_good(table, lambda row: f"row group {group}, row {first + row}", is_scan)
 
     def _load(self, group: int, number: int, threads: bool) -> pa.Table:
         """A chunk of a row group."""
@@ -68,9 +60,7 @@ class ParquetSource(Source):
             self.close()
             self._open = self._open_group(group, threads)
             self._next = (group, 0)
-        for _ in range(self._next[1], number):
-            next(self._open, None)
-        table = next(self._open, None)
+        table = next(itertools.islice(self._open, number - self._next[1], None), None)
         rows = self._metadata.row_group(group).num_rows - number * self.chunk_rows
         if table is None or len(table) < min(rows, self.chunk_rows):
             raise BadDataError(
@@ -88,15 +78,13 @@ class ParquetSource(Source):
         """The chunks of a row group."""
         if self._metadata is None:
             self._metadata = _drop_categories(self.path, self.schema.features)
-        file = self.close_later(
-            pq.ParquetFile(
-                self.path,
-                metadata=self._metadata,
-                read_dictionary=self._encoded,
-                pre_buffer=False,
-                buffer_size=_BUFFER_BYTES,
-                page_checksum_verification=True,
-            )
+        file = pq.ParquetFile(
+            self.path,
+            metadata=self._metadata,
+            read_dictionary=self._encoded,
+            pre_buffer=False,
+            buffer_size=_BUFFER_BYTES,
+            page_checksum_verification=True,
         )
         batches = file.iter_batches(
             self.chunk_rows, row_groups=[group], columns=self.schema.names, use_threads=threads
@@ -142,18 +130,12 @@ def _regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]
         kept.append(batch)
         del batch  # what is alive here takes memory beside the next batch
         if sum(map(len, kept)) >= rows:
-            chunk, kept = _split(kept, rows)
-            yield chunk
-            del chunk
+            table = pa.Table.from_batches(kept)
+            kept = table[rows:].to_batches() if len(table) > rows else []  # empty ones keep memory
+            yield table[:rows]
+            del table
     if kept:
         yield pa.Table.from_batches(kept)
-
-
-def _split(batches: list[pa.RecordBatch], rows: int) -> tuple[pa.Table, list[pa.RecordBatch]]:
-    """The first rows as a table, and the rest."""
-    table = pa.Table.from_batches(batches)
-    rest = table[rows:]
-    return table[:rows], rest.to_batches() if len(rest) else []  # empty ones keep all memory
 
 
 def _count_dictionary(table: pa.Table, name: str) -> int:

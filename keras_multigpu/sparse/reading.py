@@ -65,15 +65,24 @@ class ChunkReader:
     """Chunks by their number; the latest ones are kept.
 
     So many `workers` together read `ahead` chunks in advance. A single thread does not read ahead.
+    All chunks of a unit, which has to be read from its beginning, go to one worker; the next unit
+    goes to the next worker.
     """
 
     def __init__(self, data: Scanned, workers: int, in_processes: bool, ahead: int):
-        self._kept: collections.OrderedDict[int, Hashed] = collections.OrderedDict()
+        is_ahead = workers > 1 or (workers > 0 and in_processes)
+        make = _ProcessLoader if is_ahead and in_processes else ChunkLoader
+        self._chunks = data.chunks
+        self._ahead = ahead if is_ahead else 0
+        self._loaders = [make(data) for _ in range(workers if is_ahead else 1)]
+        # One thread for each: a worker does one thing at a time.
+        self._threads = [ThreadPoolExecutor(1) for _ in self._loaders]
+        self._units: list[Any] = [None] * len(self._loaders)
+        self._latest_worker = 0
+        self._pending: dict[int, Future[Hashed]] = {}
+        self._kept: dict[int, Hashed] = {}  # the latest one is the last
         self._reads: collections.Counter[int] = collections.Counter()
         self._has_warned = False
-        self._loader = ChunkLoader(data)
-        is_ahead = workers > 1 or (workers > 0 and in_processes)
-        self._workers = _Workers(data, workers, in_processes, ahead) if is_ahead else None
 
     def begin_epoch(self) -> None:
         """Starts to count how often a chunk is read."""
@@ -81,50 +90,19 @@ class ChunkReader:
 
     def read(self, number: int, following: Sequence[int] = ()) -> Hashed:
         """A chunk. `following` are the chunks that will be needed next, if they are known."""
-        if number not in self._kept:
+        chunk = self._kept.pop(number, None)
+        if chunk is None:
             self._count(number)
-            if self._workers is None:
-                self._kept[number] = self._loader.load(number)
-            else:
-                wanted = [one for one in following if one not in self._kept]
-                self._kept[number] = self._workers.load(number, wanted)
-            while len(self._kept) > _KEPT_CHUNKS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(number)
-        return self._kept[number]
+            chunk = self._load(number, [one for one in following if one not in self._kept])
+        self._kept[number] = chunk
+        while len(self._kept) > _KEPT_CHUNKS:
+            del self._kept[next(iter(self._kept))]
+        return chunk
 
-    def _count(self, number: int) -> None:
-        self._reads[number] += 1
-        if self._reads[number] == _MANY_READS and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                "The batches of a HashedDataset are asked for in disorder, so that chunks are read "
-                f"again and again. Received: chunk {number} read {_MANY_READS} times in an epoch. "
-                "Call `fit(..., shuffle=False)`: the dataset shuffles itself.",
-                stacklevel=4,
-            )
-
-
-class _Workers:
-    """Loaders that read chunks ahead.
-
-    All chunks of a unit, which has to be read from its beginning, go to one worker; the next unit
-    goes to the next worker.
-    """
-
-    def __init__(self, data: Scanned, count: int, in_processes: bool, ahead: int):
-        make = _ProcessLoader if in_processes else ChunkLoader
-        self._chunks = data.chunks
-        self._loaders = [make(data) for _ in range(count)]
-        # One thread for each: a worker does one thing at a time.
-        self._threads = [ThreadPoolExecutor(1) for _ in range(count)]
-        self._units: list[Any] = [None] * count
-        self._latest = 0
-        self._ahead = ahead
-        self._pending: dict[int, Future[Hashed]] = {}
-
-    def load(self, number: int, following: Sequence[int]) -> Hashed:
+    def _load(self, number: int, following: Sequence[int]) -> Hashed:
         """A chunk; meanwhile the workers read those that follow."""
+        if not self._ahead:
+            return self._loaders[0].load(number)
         wanted = list(dict.fromkeys([number, *following]))[: self._ahead + 1]
         for old in self._pending.keys() - set(wanted):
             self._pending.pop(old).cancel()
@@ -137,9 +115,20 @@ class _Workers:
     def _choose_worker(self, chunk: Chunk) -> int:
         unit = chunk.file, chunk.unit
         if unit not in self._units:
-            self._latest = (self._latest + 1) % len(self._units)
-            self._units[self._latest] = unit
+            self._latest_worker = (self._latest_worker + 1) % len(self._units)
+            self._units[self._latest_worker] = unit
         return self._units.index(unit)
+
+    def _count(self, number: int) -> None:
+        self._reads[number] += 1
+        if self._reads[number] == _MANY_READS and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "The batches of a HashedDataset are asked for in disorder, so that chunks are read "
+                f"again and again. Received: chunk {number} read {_MANY_READS} times in an epoch. "
+                "Call `fit(..., shuffle=False)`: the dataset shuffles itself.",
+                stacklevel=4,
+            )
 
 
 class _ProcessLoader:

@@ -7,7 +7,6 @@ import collections
 import contextlib
 import dataclasses
 import os
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -88,8 +87,7 @@ class Source(abc.ABC):
     position = 0
     kind = "file"
     _state: tuple[int, int] | None = None  # the file's size and time, when it was scanned
-    _open: Any = None  # what `_read` keeps open
-    _closer: weakref.finalize | None = None
+    _open: Any = None  # what `_read` keeps open; Arrow closes its files when nothing uses them
 
     def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):
         self.path = path
@@ -146,21 +144,13 @@ class Source(abc.ABC):
             f"Received: {received}. Write new data to new files, and create the dataset again."
         )
 
-    def close_later(self, file: Any) -> Any:
-        """The same file; `close` will close it, or the end of this source."""
-        # Not `__del__`: Python may collect the file before the source, with a warning.
-        self._closer = weakref.finalize(self, file.close)
-        return file
-
     def close(self) -> None:
         """Closes the file; `read` opens it again."""
-        if self._closer is not None:
-            self._closer()
         self._open = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy opens the file itself."""
-        return {**vars(self), "_open": None, "_closer": None}
+        return {**vars(self), "_open": None}
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Refuses a file that lacks a column, or has it several times."""
@@ -176,12 +166,10 @@ class Source(abc.ABC):
                 f"once, in the header {list_names(names)}. Rename or remove one of them."
             )
 
-    def take_good(
-        self, table: pa.Table, features: Sequence[str], locate: Callable[[int], str], is_scan: bool
-    ) -> Block:
-        """The rows whose numbers are usable; a scan also counts the others.
+    def take_good(self, table: pa.Table, locate: Callable[[int], str], is_scan: bool) -> Block:
+        """The rows whose numbers are usable; a scan counts the others, and needs no features.
 
-        `locate` says where a row is, for the error about one that is not.
+        `locate` says where a row is, for the error about one that is not usable.
         """
         columns = [to_numbers(table.column(name)) for name in self.schema.numbers]
         numbers = np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
@@ -193,7 +181,7 @@ class Source(abc.ABC):
         if bad and not self.skips:
             row = int(np.argmin(is_good))
             raise BadDataError(f"{self.path}, {locate(row)}: {self._explain(table, numbers, row)}")
-        table = table.select(list(features))
+        table = table.select([] if is_scan else list(self.schema.features))
         if bad:
             table, numbers = table.filter(pa.array(is_good)), numbers[is_good]
         if is_scan:

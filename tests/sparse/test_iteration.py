@@ -312,11 +312,11 @@ def test_the_rows_and_the_errors_of_a_worker_process(tmp_path):
     for number in range(BATCHES):
         for ours, theirs in zip(data[number], plain[number]):
             np.testing.assert_array_equal(ours, theirs)
-    (loader,) = data._reader._workers._loaders
+    (loader,) = data._reader._loaders
     assert loader._process.poll() is None
     data.resume(1)
     check_that_a_change_is_told(data, tmp_path / "rows.csv")
-    for ahead in data._reader._workers._pending.values():
+    for ahead in data._reader._pending.values():
         ahead.exception()  # waits until the process has nothing to do
     loader._process.kill()
     with pytest.raises(RuntimeError, match="must stay alive. Received: one that ended with .*-9"):
