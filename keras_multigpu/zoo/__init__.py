@@ -9,8 +9,9 @@ from keras_multigpu.zoo.autorec import RatingBiases, autorec, historic_autorec
 from keras_multigpu.zoo.batches import RatingBatches
 from keras_multigpu.zoo.deepconn import FactorizationMachine, deepconn
 from keras_multigpu.zoo.rating_errors import ObservedError, RatingMAE, RatingRMSE
+from keras_multigpu.zoo.rating_lines import read_ratings
 from keras_multigpu.zoo.rating_scores import RatingScore, evaluate_ratings
-from keras_multigpu.zoo.ratings import Ratings, read_ratings
+from keras_multigpu.zoo.ratings import Ratings
 from keras_multigpu.zoo.recommending import recommend
 from keras_multigpu.zoo.review_lines import read_reviews
 from keras_multigpu.zoo.reviews import ReviewPairs, Reviews

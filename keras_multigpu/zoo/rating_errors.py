@@ -38,8 +38,8 @@ class ObservedError(keras.losses.Loss):
         return keras.ops.sum(keras.ops.square(errors), axis=-1)
 
 
-class _RatingMetric(keras.metrics.Mean):
-    """A mean over the observed ratings; abstract. Without a name it has that of its class."""
+class _OfRatings(keras.metrics.Metric):
+    """Gives one of Keras's metrics the observed ratings in their own unit; mixed into it."""
 
     short_name: str
 
@@ -47,9 +47,6 @@ class _RatingMetric(keras.metrics.Mean):
         super().__init__(name=name or self.short_name, **kwargs)
         self.highest = quantity("highest", highest)
         self.lowest = quantity("lowest", lowest, zero=True)
-
-    def _power(self, errors: Any) -> Any:
-        raise NotImplementedError
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the ratings of a batch; a row's weight counts for each of its ratings."""
@@ -60,9 +57,9 @@ class _RatingMetric(keras.metrics.Mean):
             rows = ops.cast(sample_weight, self.dtype)
             weights = weights * (ops.expand_dims(rows, -1) if ops.ndim(rows) == 1 else rows)
         found = ops.clip(y_pred * self.highest, self.lowest, self.highest)
-        errors = self._power(found - y_true * self.highest)
-        # Flat: Keras would take the mean of each row first.
-        super().update_state(*(ops.reshape(one, (-1,)) for one in (errors, weights)))
+        # A rating in each row: Keras takes the mean of a row first.
+        ratings = (ops.reshape(one, (-1, 1)) for one in (y_true * self.highest, found))
+        super().update_state(*ratings, ops.reshape(weights, (-1,)))
 
     def get_config(self) -> dict[str, Any]:
         """The metric's arguments."""
@@ -70,7 +67,7 @@ class _RatingMetric(keras.metrics.Mean):
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
-class RatingRMSE(_RatingMetric):
+class RatingRMSE(_OfRatings, keras.metrics.RootMeanSquaredError):
     """The root of the mean squared error of the observed ratings, in the unit of the ratings.
 
     Items without a rating (0 in the targets) are ignored. All ratings count alike, whatever the
@@ -92,16 +89,9 @@ class RatingRMSE(_RatingMetric):
 
     short_name = "rmse"
 
-    def _power(self, errors: Any) -> Any:
-        return keras.ops.square(errors)
-
-    def result(self) -> Any:
-        """The root of the mean; 0 before the first rating."""
-        return keras.ops.sqrt(super().result())
-
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
-class RatingMAE(_RatingMetric):
+class RatingMAE(_OfRatings, keras.metrics.MeanAbsoluteError):
     """The mean absolute error of the observed ratings, in the unit of the ratings.
 
     The arguments are those of `RatingRMSE`, and the name is `"mae"` if none is given.
@@ -115,6 +105,3 @@ class RatingMAE(_RatingMetric):
     """
 
     short_name = "mae"
-
-    def _power(self, errors: Any) -> Any:
-        return keras.ops.absolute(errors)

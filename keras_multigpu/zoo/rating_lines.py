@@ -1,16 +1,21 @@
-"""The lines of a file of ratings: their form, their columns, and their errors."""
+"""Files of ratings, such as MovieLens's: their form, their lines, and their errors."""
 
 from __future__ import annotations
 
+import collections
 import csv
+import os
 import re
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import scipy.sparse
 
-from keras_multigpu.sparse.lines import explain_line, read_fields
+from keras_multigpu.arguments import finite_number
+from keras_multigpu.sparse.lines import check_file, explain_line, read_fields, read_lines
 from keras_multigpu.sparse.sources import BadDataError, to_number, to_numbers
+from keras_multigpu.zoo.ratings import Ratings
 
 _COLUMNS = ("user", "item", "rating")
 _NAMES = {
@@ -21,7 +26,62 @@ _NAMES = {
 # Delimiters of Arrow are one character: `::` is read as `:` with an empty field after it.
 _DELIMITERS = {"::": ":", "\t": "\t", ",": ",", ";": ";"}
 _HEADER = re.compile(rb"\s*[^\n]*\n?")  # blank lines may come first
-NO_LIMIT = float(np.finfo("float64").max)
+_NO_LIMIT = float(np.finfo("float64").max)
+
+
+def read_ratings(
+    path: str | os.PathLike[str],
+    *,
+    highest: float | None = None,
+    errors: str = "raise",
+    verbose: int = 1,
+) -> Ratings:
+    r"""Reads a file of ratings.
+
+    The first line shows the form, which may be one of MovieLens's: `u.data` (tabs), `ratings.dat`
+    (`::`), `ratings.csv`, or tabs with a header. A file whose name ends in `.gz` is decompressed.
+    Columns other than the user, the item and the rating are ignored. The file is read some
+    megabytes at a time; only the ratings stay in memory, as numbers. If a user has rated an item
+    several times, the last rating in the file counts.
+
+    Args:
+        path: the file.
+        highest: the highest possible rating, which scales ratings to [0, 1]; a line with a higher
+            one is bad. `None` for the highest rating in the file.
+        errors: `"raise"`, or `"skip"` to leave out and count lines with too few or too many
+            fields, and lines whose rating is not a number above 0.
+        verbose: 1 for a progress bar, 0 for silence.
+
+    Returns:
+        The ratings.
+
+    Raises:
+        ValueError: if an argument is invalid, or the file can't be read or has no ratings; and,
+            unless errors are skipped, for the first bad line, with its number.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "u.data")
+        >>> with open(path, "w") as file:
+        ...     _ = file.write("196\t242\t3\t8812509\n186\t302\t4\t8917177\n196\t302\tfive\t0\n")
+        >>> ratings = read_ratings(path, highest=5, errors="skip", verbose=0)
+        >>> print(ratings)
+        2 ratings of 2 items by 2 users, up to 5; 1 skipped, 0 repeated
+        >>> ratings.matrix.toarray().tolist(), ratings.users.tolist()
+        ([[0.0, 0.800000011920929], [0.6000000238418579, 0.0]], [186, 196])
+    """
+    path, skips = check_file(path, errors)
+    limit = _NO_LIMIT
+    if highest is not None:
+        limit = highest = finite_number("highest", highest, "a number above 0", lambda one: one > 0)
+    form, parts = None, []
+    skipped: collections.Counter[str] = collections.Counter()
+    for line, block in read_lines(path, verbose):
+        form = form or _find_form(path, block, skips)
+        parts.append(_parse(path, form, line, block, limit, skipped if skips else None))
+    if not any(map(len, parts)):
+        raise BadDataError(f"{path} must have at least one rating. Received: a file with none.")
+    return _gather(pa.concat_tables(parts), highest, +skipped)
 
 
 class Form(NamedTuple):
@@ -40,21 +100,7 @@ class Form(NamedTuple):
         return next(csv.reader([text]), [])
 
 
-class Columns(NamedTuple):
-    """The good lines of a block, with users and items as they are written, and float64 ratings.
-
-    `malformed` lines had too few or too many fields. `unusable` ones had no user, no item, or no
-    allowed rating.
-    """
-
-    users: pa.DictionaryArray
-    items: pa.DictionaryArray
-    ratings: np.ndarray
-    malformed: int
-    unusable: int
-
-
-def find_form(path: str, block: bytes, skips: bool) -> Form:
+def _find_form(path: str, block: bytes, skips: bool) -> Form:
     """The form of a file from its first line, or, if bad lines are skipped, its first good line."""
     lines = [line for line in block.splitlines() if line.strip()] or [b""]
     for number, line in enumerate(lines[: 100 if skips else 1]):
@@ -86,10 +132,18 @@ def _form(mark: str, line: bytes) -> Form | None:
     return None
 
 
-def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bool) -> Columns:
-    """The columns of a block that begins with line number `line`.
+def _parse(
+    path: str,
+    form: Form,
+    line: int,
+    data: bytes,
+    limit: float,
+    skipped: collections.Counter[str] | None,
+) -> pa.Table:
+    """The good lines of a block that begins with line number `line`: user, item and rating.
 
-    Ratings above `limit` are bad. The first bad line is a `BadDataError`, unless `skips`.
+    Users and items are dictionaries of what is written. Ratings above `limit` are bad. Bad lines
+    are counted in `skipped`; if that is `None`, the first one is a `BadDataError`.
     """
     if line == 1 and form.has_header:
         header = _HEADER.match(data)
@@ -101,20 +155,18 @@ def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bo
     table, found = read_fields(
         kept, names, [names[n] for n in form.places], delimiter=form.delimiter, quote_char=quote
     )
-    table = table.rename_columns(list(_COLUMNS))
-    malformed = len(found) + data.count(b"\n") - kept.count(b"\n")
-    ratings = to_numbers(table.column("rating"))
+    users, items, written = table.columns
+    ratings = to_numbers(written)
     is_good = (ratings > 0) & (ratings <= limit)
-    for name in ("user", "item"):
-        is_good &= ~np.asarray(table.column(name).is_null())
-    if (malformed or not is_good.all()) and not skips:
+    is_good &= ~np.asarray(users.is_null()) & ~np.asarray(items.is_null())
+    malformed = len(found) + data.count(b"\n") - kept.count(b"\n")
+    if skipped is not None:
+        skipped["another number of fields"] += malformed
+        skipped["no user, item or rating"] += int((~is_good).sum())
+    elif malformed or not is_good.all():
         raise _first_bad(path, form, line, data, limit)
-    if not is_good.all():
-        table = table.filter(pa.array(is_good))
-    users, items = (
-        table.column(name).combine_chunks().dictionary_encode() for name in ("user", "item")
-    )
-    return Columns(users, items, ratings[is_good], malformed, int((~is_good).sum()))
+    names = [column.filter(pa.array(is_good)).dictionary_encode() for column in (users, items)]
+    return pa.table([*names, ratings[is_good]], list(_COLUMNS))
 
 
 def _drop_open(form: Form, data: bytes) -> bytes:
@@ -148,6 +200,45 @@ def _find_problem(form: Form, line: bytes, limit: float) -> str:
     if not user or not item:
         return f"the user and the item must not be empty. Received: user={user!r}, item={item!r}."
     if not 0 < to_number(rating) <= limit:
-        most = "" if limit == NO_LIMIT else f" and not above {limit:g}"
+        most = "" if limit == _NO_LIMIT else f" and not above {limit:g}"
         return f"a rating must be a number above 0{most}. Received: {rating!r}."
     return ""
+
+
+def _gather(table: pa.Table, highest: float | None, skipped: collections.Counter[str]) -> Ratings:
+    """The matrix of all lines."""
+    (rows, users), (columns, items) = (_number(table.column(name)) for name in ("user", "item"))
+    ratings = table.column("rating").to_numpy()
+    scale = float(ratings.max() if highest is None else highest)
+    keys = rows.astype("int64") * len(items) + columns
+    # Of equal pairs, the last one in the file counts.
+    kept = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]
+    values = (ratings[kept] / scale).astype("float32")
+    matrix = scipy.sparse.csr_matrix(
+        (values, (rows[kept], columns[kept])), shape=(len(users), len(items))
+    )
+    return Ratings(matrix, users, items, scale, skipped, len(ratings) - len(kept))
+
+
+def _number(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """For each line, the place of its value among the sorted distinct values; and these values."""
+    encoded = column.unify_dictionaries().combine_chunks()
+    values, places = np.unique(_plain(encoded.dictionary), return_inverse=True)
+    return places.astype("int32")[encoded.indices.to_numpy()], values
+
+
+def _plain(dictionary: pa.Array) -> np.ndarray:
+    """Integers if all values are written as integers, else texts, so that no value changes.
+
+    Bytes that are not UTF-8 become surrogates, as in Python's file names.
+    """
+    names = [value.decode("utf-8", "surrogateescape") for value in dictionary.to_pylist()]
+    texts = np.array(names)
+    if texts.tolist() != names:  # NumPy cuts off NULs at the end
+        return np.array(names, dtype=object)
+    try:
+        numbers = texts.astype("int64")
+    except (ValueError, OverflowError):
+        return texts
+    # "7" and "07" are two names, "1_0" is not 10.
+    return numbers if [str(number) for number in numbers.tolist()] == names else texts

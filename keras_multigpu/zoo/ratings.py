@@ -1,75 +1,16 @@
-"""Files of ratings, such as MovieLens's, as one sparse matrix."""
+"""Ratings of items by users, as one sparse matrix."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 from typing import Any, overload
 
 import numpy as np
-import pyarrow as pa
 import scipy.sparse
 
-from keras_multigpu.arguments import check_choice, finite_number, short
-from keras_multigpu.sparse.lines import check_file, read_lines
-from keras_multigpu.sparse.sources import BadDataError
-from keras_multigpu.zoo.batches import RatingBatches, split_folds, split_share
-from keras_multigpu.zoo.rating_lines import NO_LIMIT, Columns, find_form, parse
-
-
-def read_ratings(
-    path: str | os.PathLike[str],
-    *,
-    highest: float | None = None,
-    errors: str = "raise",
-    verbose: int = 1,
-) -> Ratings:
-    r"""Reads a file of ratings.
-
-    The first line shows the form, which may be one of MovieLens's: `u.data` (tabs), `ratings.dat`
-    (`::`), `ratings.csv`, or tabs with a header. A file whose name ends in `.gz` is decompressed.
-    Columns other than the user, the item and the rating are ignored. The file is read some
-    megabytes at a time; only the ratings stay in memory, as numbers. If a user has rated an item
-    several times, the last rating in the file counts.
-
-    Args:
-        path: the file.
-        highest: the highest possible rating, which scales ratings to [0, 1]; a line with a higher
-            one is bad. `None` for the highest rating in the file.
-        errors: `"raise"`, or `"skip"` to leave out and count lines with too few or too many
-            fields, and lines whose rating is not a number above 0.
-        verbose: 1 for a progress bar, 0 for silence.
-
-    Returns:
-        The ratings.
-
-    Raises:
-        ValueError: if an argument is invalid, or the file can't be read or has no ratings; and,
-            unless errors are skipped, for the first bad line, with its number.
-
-    Example:
-        >>> import os, tempfile
-        >>> path = os.path.join(tempfile.mkdtemp(), "u.data")
-        >>> with open(path, "w") as file:
-        ...     _ = file.write("196\t242\t3\t8812509\n186\t302\t4\t8917177\n196\t302\tfive\t0\n")
-        >>> ratings = read_ratings(path, highest=5, errors="skip", verbose=0)
-        >>> print(ratings)
-        2 ratings of 2 items by 2 users, up to 5; 1 skipped, 0 repeated
-        >>> ratings.matrix.toarray().tolist(), ratings.users.tolist()
-        ([[0.0, 0.800000011920929], [0.6000000238418579, 0.0]], [186, 196])
-    """
-    path, skips = check_file(path, errors)
-    limit = NO_LIMIT
-    if highest is not None:
-        limit = highest = finite_number("highest", highest, "a number above 0", lambda one: one > 0)
-    form, parts = None, []
-    for line, block in read_lines(path, verbose):
-        form = form or find_form(path, block, skips)
-        parts.append(parse(path, form, line, block, limit, skips))
-    if not any(len(part.ratings) for part in parts):
-        raise BadDataError(f"{path} must have at least one rating. Received: a file with none.")
-    return _gather(parts, highest)
+from keras_multigpu.arguments import check_choice, short
+from keras_multigpu.zoo.batches import RatingBatches, split_numbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,12 +77,11 @@ class Ratings:
         """Rows as inputs and as targets, to train an autoencoder.
 
         Args:
-            batch_size: rows in a batch. Only the rows of a batch are ever dense.
+            batch_size: rows in a batch.
             shuffle: draw another order of the rows for every epoch of `fit`.
             seed: the seed of that order, and of what is hidden.
             by: `"item"` for the ratings of an item as a row, `"user"` for those of a user.
-            hide: the share of the ratings that the inputs lack in `fit`, drawn anew for every
-                epoch; `evaluate` and `predict` see all.
+            hide: as for `RatingBatches`.
             targets: ratings of the same users and items to predict from these, such as those held
                 out by `split`: `fit(train.batches(), validation_data=train.batches(targets=test))`.
                 `None` for these ratings.
@@ -178,11 +118,8 @@ class Ratings:
             raise ValueError(
                 f"`split` takes a share or folds. Received: share={share!r}, folds={folds!r}."
             )
-        count = self.matrix.nnz
-        if folds is None:
-            pairs = [split_share(count, 0.1 if share is None else share, seed, "rating")]
-        else:
-            pairs = split_folds(count, folds, seed, "rating")
+        share = 0.1 if share is None else share
+        pairs = split_numbers(self.matrix.nnz, "rating", seed, share, folds)
         found = [(self._take(train), self._take(test)) for train, test in pairs]
         return found[0] if folds is None else found
 
@@ -211,52 +148,3 @@ def check_ratings(name: str, value: Any, hint: str = "") -> None:
             f"`{name}` must be `Ratings`, as `read_ratings` returns. Received: {short(value)}."
             + (f" {hint}" if hint else "")
         )
-
-
-def _gather(parts: list[Columns], highest: float | None) -> Ratings:
-    """The matrix of all blocks."""
-    user_rows, users = _number([part.users for part in parts])
-    item_columns, items = _number([part.items for part in parts])
-    ratings = np.concatenate([part.ratings for part in parts])
-    scale = float(ratings.max() if highest is None else highest)
-    # The sort is stable: of equal pairs, the last in the file stays the last.
-    keys = user_rows.astype("int64") * len(items) + item_columns
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    is_last = np.append(keys[1:] != keys[:-1], True)
-    kept = order[is_last]
-    values = (ratings[kept] / scale).astype("float32")
-    matrix = scipy.sparse.csr_matrix(
-        (values, (user_rows[kept], item_columns[kept])), shape=(len(users), len(items))
-    )
-    skipped: collections.Counter[str] = collections.Counter()
-    skipped["another number of fields"] = sum(part.malformed for part in parts)
-    skipped["no user, item or rating"] = sum(part.unusable for part in parts)
-    return Ratings(matrix, users, items, scale, +skipped, len(ratings) - len(kept))
-
-
-def _number(parts: list[pa.DictionaryArray]) -> tuple[np.ndarray, np.ndarray]:
-    """For each line, the place of its value among the sorted distinct values; and these values."""
-    column = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
-    values = _plain(column.dictionary)
-    order = np.argsort(values, kind="stable")
-    places = np.empty(len(order), "int32")
-    places[order] = np.arange(len(order), dtype="int32")
-    return places[column.indices.to_numpy()], values[order]
-
-
-def _plain(dictionary: pa.Array) -> np.ndarray:
-    """Integers if all values are written as integers, else texts, so that no value changes.
-
-    Bytes that are not UTF-8 become surrogates, as in Python's file names.
-    """
-    names = [value.decode("utf-8", "surrogateescape") for value in dictionary.to_pylist()]
-    texts = np.array(names)
-    if texts.tolist() != names:  # NumPy cuts off NULs at the end
-        return np.array(names, dtype=object)
-    try:
-        numbers = texts.astype("int64")
-    except (ValueError, OverflowError):
-        return texts
-    # "7" and "07" are two names, "1_0" is not 10.
-    return numbers if [str(number) for number in numbers.tolist()] == names else texts

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import array
 import collections
+import itertools
 import json
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -72,68 +74,57 @@ def read_reviews(
         ([2, 2], ['', '?', 'good'])
     """
     path, skips = check_file(path, errors)
-    vocabulary = positive_integer("vocabulary", vocabulary)
-    gathered = _Gathered(positive_integer("max_words", max_words))
-    for line, block in read_lines(path, verbose):
-        for number, text in enumerate(block.split(b"\n"), line):
-            if text.strip():
-                gathered.add(path, number, text, skips)
-    if not gathered.ratings:
+    size = positive_integer("vocabulary", vocabulary)
+    max_words = positive_integer("max_words", max_words)
+    users, items, known = _numbering(), _numbering(), _numbering()
+    user_rows, item_rows, words = array.array("i"), array.array("i"), array.array("i")
+    ratings, starts = array.array("f"), array.array("q", [0])
+    skipped: collections.Counter[str] = collections.Counter()
+    for user, item, text, rating in _parse(path, verbose, skipped if skips else None):
+        user_rows.append(users[user])
+        item_rows.append(items[item])
+        ratings.append(rating)
+        words.extend(known[word] for word in _WORD.findall(text.lower())[:max_words])
+        starts.append(len(words))
+    if not ratings:
         raise BadDataError(f"{path} must have at least one review. Received: a file with none.")
-    return gathered.finish(vocabulary)
+    numbers, kept = _keep_frequent(np.asarray(words, "int32"), list(known), size)
+    rows = np.asarray(user_rows, "int32"), np.asarray(item_rows, "int32")
+    stars = np.asarray(ratings, "float32")
+    return Reviews(
+        *rows, stars, numbers, np.asarray(starts), list(users), list(items), kept, skipped
+    )
 
 
-class _Gathered:
-    """The reviews that have been read so far."""
-
-    def __init__(self, max_words: int):
-        self.max_words = max_words
-        self.users: dict[str, int] = {}
-        self.items: dict[str, int] = {}
-        self.known: dict[str, int] = {}
-        self.user_rows, self.item_rows = array.array("i"), array.array("i")
-        self.words, self.starts = array.array("i"), array.array("q", [0])
-        self.ratings = array.array("f")
-        self.skipped: collections.Counter[str] = collections.Counter()
-
-    def add(self, path: str, line: int, data: bytes, skips: bool) -> None:
-        """Adds a line."""
-        try:
-            user, item, text, rating = parse_review(data)
-        except ValueError as error:
-            if not skips:
-                raise explain_line(path, line, str(error)) from error
-            self.skipped["no review"] += 1
-            return
-        self.user_rows.append(self.users.setdefault(user, len(self.users)))
-        self.item_rows.append(self.items.setdefault(item, len(self.items)))
-        self.ratings.append(rating)
-        words = _WORD.findall(text.lower())[: self.max_words]
-        self.words.extend(self.known.setdefault(word, len(self.known)) for word in words)
-        self.starts.append(len(self.words))
-
-    def finish(self, size: int) -> Reviews:
-        """The reviews, with only the `size` most frequent words."""
-        found = np.asarray(self.words, "int32")
-        counts = np.bincount(found, minlength=len(self.known))
-        kept = np.argsort(-counts, kind="stable")[:size]
-        numbers = np.full(len(self.known), _UNKNOWN, "int32")
-        numbers[kept] = np.arange(2, 2 + len(kept), dtype="int32")
-        texts = list(self.known)
-        return Reviews(
-            np.asarray(self.user_rows, "int32"),
-            np.asarray(self.item_rows, "int32"),
-            np.asarray(self.ratings, "float32"),
-            numbers[found],
-            np.asarray(self.starts),
-            list(self.users),
-            list(self.items),
-            ["", "?", *(texts[number] for number in kept)],
-            self.skipped,
-        )
+def _numbering() -> collections.defaultdict[str, int]:
+    """Gives each name or word its number, in the order in which they first appear."""
+    return collections.defaultdict(itertools.count().__next__)
 
 
-def parse_review(data: bytes) -> tuple[str, str, str, float]:
+def _keep_frequent(words: np.ndarray, texts: list[str], size: int) -> tuple[np.ndarray, list[str]]:
+    """The places of words in the vocabulary of the most frequent ones; and the vocabulary."""
+    kept = np.argsort(-np.bincount(words, minlength=len(texts)), kind="stable")[:size]
+    numbers = np.full(len(texts), _UNKNOWN, "int32")
+    numbers[kept] = np.arange(2, 2 + len(kept), dtype="int32")
+    return numbers[words], ["", "?", *(texts[number] for number in kept)]
+
+
+def _parse(
+    path: str, verbose: int, skipped: collections.Counter[str] | None
+) -> Iterator[tuple[str, str, str, float]]:
+    """The reviews in a file; bad lines are counted in `skipped`, or, if that is `None`, errors."""
+    for first, block in read_lines(path, verbose):
+        for number, line in enumerate(block.split(b"\n"), first):
+            try:
+                if line.strip():
+                    yield _parse_line(line)
+            except ValueError as error:
+                if skipped is None:
+                    raise explain_line(path, number, str(error)) from error
+                skipped["no review"] += 1
+
+
+def _parse_line(data: bytes) -> tuple[str, str, str, float]:
     """The user, the item, the text (it may be missing) and the rating of a line."""
     try:
         found = json.loads(data)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.arguments import positive_integer
-from keras_multigpu.zoo.batches import ShuffledRows, split_share
+from keras_multigpu.zoo.batches import ShuffledRows, split_numbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Reviews:
         Raises:
             ValueError: if the share is not between 0 and 1, or leaves no review on one side.
         """
-        return split_share(len(self.ratings), share, seed, "review")
+        return split_numbers(len(self.ratings), "review", seed, share)[0]
 
     def pairs(
         self, rows: np.ndarray | None = None, known: np.ndarray | None = None, **options: Any

@@ -124,25 +124,23 @@ class WideModel(keras.Model):
         """Raises a `ValueError` for an encoder, or a dataset's, with another fingerprint."""
         self._check_fingerprint(encoder.fingerprint)
 
-    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does, on indices of its encoder.
 
         A `HashedDataset` and its `to_tf_data()` are read in their own order. The encoder of any
         other `tf.data.Dataset` is unknown: make sure that it is this model's.
         """
-        self._check_data(x, kwargs.get("y", args[0] if args else None))
-        validation = kwargs.get("validation_data")
-        self._check_data(
-            *(validation[:2] if isinstance(validation, (tuple, list)) else [validation])
-        )
+        self._check_data(x, y)
+        other = kwargs.get("validation_data")
+        self._check_data(*(other[:2] if isinstance(other, (tuple, list)) else [other]))
         if _find_encoder(x):  # the dataset shuffles itself
             kwargs.setdefault("shuffle", False)
-        return super().fit(x, *args, **kwargs)
+        return super().fit(x, y, *args, **kwargs)
 
-    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the model, as Keras does, on indices of its encoder."""
-        self._check_data(x, kwargs.get("y", args[0] if args else None))
-        return super().evaluate(x, *args, **kwargs)
+        self._check_data(x, y)
+        return super().evaluate(x, y, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Predicts, as Keras does, from indices of its encoder."""
