@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import dataclasses
 import io
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
@@ -12,16 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from keras_multigpu.sparse.lines import (
-    BYTE_ORDER_MARK,
     count_lines,
     find_rows,
     open_decompressed,
     read_fields,
     read_rows,
 )
-from keras_multigpu.sparse.sources import BadDataError, Block, Schema, Source
-
-_NO_DELIMITERS = '"\r\n\0'
+from keras_multigpu.sparse.sources import BadDataError, Block, Source
 
 
 class Piece(NamedTuple):
@@ -36,6 +34,7 @@ class Piece(NamedTuple):
     broken: np.ndarray
 
 
+@dataclasses.dataclass(eq=False)
 class CsvSource(Source):
     """A CSV file with a header; the text in the file is hashed as it stands.
 
@@ -44,12 +43,7 @@ class CsvSource(Source):
     described at `Source`.
     """
 
-    def __init__(
-        self, path: str, schema: Schema, chunk_rows: int, skips: bool, delimiter: str = ","
-    ):
-        super().__init__(path, schema, chunk_rows, skips)
-        self.delimiter = delimiter
-        self._header: list[str] = []
+    delimiter: str = ","
 
     def _scan(self) -> Iterator[tuple[int, int, Any]]:
         raw = pa.OSFile(self.path)
@@ -112,7 +106,14 @@ class CsvSource(Source):
         """The good rows of a piece; a scan skips the features."""
         if len(piece.broken) and not self.skips:
             raise self._broken(data, piece)
-        table, malformed = self._to_arrow(_remove(data, piece.broken), is_scan)
+        table, malformed = read_fields(
+            _remove(data, piece.broken),
+            self._header,
+            list(self.schema.numbers if is_scan else self.schema.names) or self._header[:1],
+            has_nulls=self.schema.is_empty_field_null,
+            delimiter=self.delimiter,
+            newlines_in_values=True,
+        )
         if malformed and not self.skips:
             raise self._malformed(data, piece, malformed[0])
         if is_scan:
@@ -121,19 +122,6 @@ class CsvSource(Source):
         return self.take_good(
             table, lambda row: f"line {self._find_row(data, piece, row)[0]}", is_scan
         )
-
-    def _to_arrow(self, data: bytes, is_scan: bool) -> tuple[pa.Table, list[Any]]:
-        """Features and numbers as bytes, and the rows with too few or too many fields."""
-        names = list(self.schema.numbers if is_scan else self.schema.names) or self._header[:1]
-        if data.startswith(BYTE_ORDER_MARK):
-            # Arrow drops a mark at the beginning. After the header it belongs to a value.
-            data = BYTE_ORDER_MARK + data
-        options = {"delimiter": self.delimiter, "newlines_in_values": True}
-        table, malformed = read_fields(data, self._header, names, **options)
-        if not self.schema.is_empty_field_null:
-            for place, name in enumerate(table.column_names):
-                table = table.set_column(place, name, table.column(name).fill_null(b""))
-        return table, malformed
 
     def _find_row(self, data: bytes, piece: Piece, number: int) -> tuple[int, str]:
         """The line on which a row begins, and its text; blank rows have no number."""
@@ -161,16 +149,6 @@ class CsvSource(Source):
             f"{self.path}, line {line}: a row must have {row.expected_columns} fields, as the "
             f"header has. Received: {row.actual_columns} fields, {text[:60]!r}. Fix the file, or "
             'leave such rows out: errors="skip".'
-        )
-
-
-def check_delimiter(delimiter: Any) -> None:
-    """Refuses what can't stand between the fields of a CSV file."""
-    is_character = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii()
-    if not is_character or delimiter in _NO_DELIMITERS:
-        raise ValueError(
-            "`delimiter` must be one ASCII character, and no quotation mark, line end or NUL. "
-            f"Received: delimiter={delimiter!r}."
         )
 
 

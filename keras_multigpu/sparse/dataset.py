@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import collections
-import glob
-import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_choice, non_negative_integer, positive_integer
+from keras_multigpu.arguments import non_negative_integer, positive_integer
 from keras_multigpu.progress import ReadingBar
-from keras_multigpu.sparse.csv_source import CsvSource, check_delimiter
 from keras_multigpu.sparse.encoder import HashEncoder, copy_encoder
 from keras_multigpu.sparse.epochs import EpochDataset
+from keras_multigpu.sparse.files import make_sources
 from keras_multigpu.sparse.order import Order, check_process, choose_shuffle
-from keras_multigpu.sparse.parquet_source import ParquetSource
 from keras_multigpu.sparse.reading import ChunkReader, Scanned
 from keras_multigpu.sparse.sources import BadDataError, Chunk, Schema, Source
 
@@ -128,7 +125,7 @@ class HashedDataset(EpochDataset):
         layout = self.encoder.layout_
         _warn_of_leaks(numbers[: self._num_labels], layout.codes)
         schema = Schema(tuple(layout.codes), numbers, layout.missing.is_empty_field)
-        sources = _make_sources(files, schema, chunk_rows, errors, delimiter)
+        sources = make_sources(files, schema, chunk_rows, errors, delimiter)
         chunks = self._scan(sources, ReadingBar([source.path for source in sources], verbose))
         self._order = Order(chunks, batch_size, seed if is_shuffled else None, process, processes)
         self.left_out = self._order.left_out
@@ -256,50 +253,3 @@ def _warn_of_leaks(labels: Sequence[str], features: Collection[str]) -> None:
             "to predict. Make the encoder without it.",
             stacklevel=3,
         )
-
-
-def _make_sources(
-    files: Any, schema: Schema, chunk_rows: int, errors: str, delimiter: str
-) -> list[Source]:
-    """The readers of the files."""
-    chunk_rows = positive_integer("chunk_rows", chunk_rows)
-    check_choice("errors", errors, "raise", "skip")
-    check_delimiter(delimiter)
-    options = schema, chunk_rows, errors == "skip"
-    sources: list[Source] = []
-    for path in _find_files(files):
-        if path.endswith((".csv", ".csv.gz")):
-            sources.append(CsvSource(path, *options, delimiter))
-        elif path.endswith((".parquet", ".pq")):
-            sources.append(ParquetSource(path, *options))
-        else:
-            raise ValueError(
-                f"Files must be named .csv, .csv.gz, .parquet or .pq. Received: {path!r}. Rename "
-                "it, or convert it with pyarrow."
-            )
-    return sources
-
-
-def _find_files(files: Any) -> list[str]:
-    """Paths, with the sorted matches of patterns; a path that exists is no pattern."""
-    given = [files] if isinstance(files, (str, os.PathLike)) else files
-    is_table = isinstance(given, Mapping) or hasattr(given, "columns")
-    if is_table or not isinstance(given, Iterable) or isinstance(given, bytes):
-        cure = "Use `encoder.transform(table)`" if is_table else "Give `'data/*.csv'`, for example"
-        raise TypeError(
-            "`files` must be a path, a pattern, or a list of them. Received: files of type "
-            f"{type(files).__name__}. {cure}."
-        )
-    found: list[str] = []
-    for path in [os.fspath(one) for one in given]:
-        is_pattern = glob.has_magic(path) and not os.path.lexists(path)
-        matches = sorted(glob.glob(path)) if is_pattern else [path]
-        if not matches:
-            raise ValueError(
-                f"A pattern must match files. Received: {path!r}, which matches none, and no file "
-                "has this name."
-            )
-        found += matches
-    if not found:
-        raise ValueError(f"`files` must name at least one file. Received: files={files!r}.")
-    return found

@@ -14,8 +14,8 @@ import numpy as np
 from keras_multigpu.sparse import settings
 from keras_multigpu.sparse.cardinality import Cardinality
 from keras_multigpu.sparse.code import BUCKETS, Layout, Place, find_splits, group_width
-from keras_multigpu.sparse.hashing import TableHasher, find_distinct, hash_texts
-from keras_multigpu.sparse.missing import EMPTY_FIELDS, MISSING, Missing
+from keras_multigpu.sparse.hashing import TableHasher, find_distinct, hash_texts, to_multi_hot
+from keras_multigpu.sparse.missing import MISSING, Missing
 from keras_multigpu.sparse.tables import find_names, is_table, to_columns, to_texts
 
 
@@ -275,8 +275,7 @@ class HashEncoder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier versions lack what was the same for all encoders.
-        unnamed = {"layout": "published", "buckets": None, "missing_values": EMPTY_FIELDS}
-        self.__dict__.update({**unnamed, **state})
+        self.__dict__.update({**settings.UNNAMED[1], **state})
         self._missing = Missing.parse(self.missing, self.missing_values)
         if self._layout is not None:
             self._lay_out(self.cardinalities_)
@@ -307,19 +306,3 @@ def copy_encoder(encoder: Any) -> HashEncoder:
             f"Received: encoder={encoder!r}."
         )
     return HashEncoder.from_json(encoder.to_json())
-
-
-def to_multi_hot(indices: np.ndarray, width: int, output: str) -> Any:
-    """Multi-hot rows in one of the forms, from the indices of their ones."""
-    if output == "indices":
-        return indices
-    rows, ones = indices.shape
-    if output == "dense":
-        dense = np.zeros((rows, width), "float32")
-        np.put_along_axis(dense, indices, 1.0, axis=1)
-        return dense
-    from scipy.sparse import csr_matrix
-
-    bounds = np.arange(rows + 1) * ones
-    values = np.ones(indices.size, "float32")
-    return csr_matrix((values, indices.ravel(), bounds), shape=(rows, width))

@@ -1,4 +1,4 @@
-"""The hash codes of a column's values, chunk by chunk; a distinct value is hashed once."""
+"""The hash codes of a table's values, chunk by chunk; a distinct value is hashed once."""
 
 from __future__ import annotations
 
@@ -111,6 +111,19 @@ class TableHasher:
             run = map if self._num_threads == 1 else pool.map
             list(run(write, range(len(self._hashers)), self._hashers))
         return out
+
+
+def to_multi_hot(indices: np.ndarray, width: int, output: str) -> Any:
+    """Multi-hot rows in one of the forms, from the indices of their ones."""
+    if output == "indices":
+        return indices
+    from scipy.sparse import csr_matrix
+
+    rows, ones = indices.shape
+    bounds = np.arange(rows + 1) * ones
+    values = np.ones(indices.size, "float32")
+    matrix = csr_matrix((values, indices.ravel(), bounds), shape=(rows, width))
+    return matrix if output == "csr" else matrix.toarray()
 
 
 def hash_texts(strings: pa.Array) -> np.ndarray:

@@ -20,7 +20,7 @@ from keras_multigpu.progress import ReadingBar
 from keras_multigpu.sparse.sources import BadDataError, explaining_damage
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
-BYTE_ORDER_MARK = "\ufeff".encode()
+_BYTE_ORDER_MARK = "\ufeff".encode()
 _BLOCK_BYTES = 4 * 2**20
 _READ_BYTES = 2**18
 _LONGEST = 4 * 2**20  # bytes of a quoted field without an end; if it is longer, a mark is missing
@@ -61,7 +61,7 @@ def read_lines(
     with explaining_damage(path), open(path, "rb") as raw, open_decompressed(raw, path) as file:
         while block := file.read(size) + file.readline():
             bar.show(0, raw.tell())
-            yield line, block.removeprefix(BYTE_ORDER_MARK) if line == 1 else block
+            yield line, block.removeprefix(_BYTE_ORDER_MARK) if line == 1 else block
             line += block.count(b"\n")
     bar.finish()
 
@@ -89,11 +89,11 @@ def read_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[bytes, Rows]]:
 
 
 def read_fields(
-    data: bytes, header: list[str], wanted: list[str], **options: Any
+    data: bytes, header: list[str], wanted: list[str], *, has_nulls: bool = True, **options: Any
 ) -> tuple[pa.Table, list[Any]]:
     """Columns of a text as bytes, and the rows that have too few or too many fields.
 
-    Empty fields are nulls. `options` are those of Arrow's `ParseOptions`.
+    Empty fields are nulls if it `has_nulls`. `options` are those of Arrow's `ParseOptions`.
     """
     malformed: list[Any] = []
 
@@ -103,6 +103,8 @@ def read_fields(
 
     if not data.strip(b"\r\n"):
         return pa.table({name: pa.array([], pa.binary()) for name in wanted}), []
+    if data.startswith(_BYTE_ORDER_MARK):
+        data = _BYTE_ORDER_MARK + data  # Arrow drops one; after the header it belongs to a value
     table = arrow_csv.read_csv(
         pa.py_buffer(data),
         # One block, because Arrow does not join rows of two.
@@ -112,7 +114,7 @@ def read_fields(
             include_columns=wanted,
             column_types=dict.fromkeys(wanted, pa.binary()),
             null_values=[""],
-            strings_can_be_null=True,
+            strings_can_be_null=has_nulls,
         ),
     )
     return table, malformed

@@ -51,6 +51,7 @@ class Order:
         shares = _share(chunks, process * self.rows, (process + 1) * self.rows)
         self._units = [list(unit) for _, unit in itertools.groupby(shares, lambda one: one.unit)]
         self._epoch: int | None = -1
+        self._drawn: tuple[Any, np.ndarray] = (None, np.empty(0, int))
 
     def find_batch(self, epoch: int | None, number: int) -> list[tuple[int, np.ndarray]]:
         """The rows of a batch, in order: the number of a chunk, and which of its rows, and so on.
@@ -77,7 +78,6 @@ class Order:
         """The place of the chunk with a row, among the chunks of an epoch."""
         if epoch != self._epoch:
             self._epoch = epoch
-            self._drawn: dict[int, np.ndarray] = {}
             units = self._units
             if self._seed is not None and epoch is not None:
                 draw = np.random.default_rng([self._seed, epoch])
@@ -89,15 +89,14 @@ class Order:
 
     def _draw_rows(self, share: ChunkShare) -> np.ndarray:
         """The rows of a chunk's share, in the order of this epoch."""
-        if share.chunk not in self._drawn:
+        drawn = self._epoch, share.chunk
+        if self._drawn[0] != drawn:  # the next batch begins in the chunk in which this one ends
             rows = np.arange(share.first, share.first + share.rows)
             if self._seed is not None and self._epoch is not None:
                 draw = np.random.default_rng([self._seed, self._epoch, share.chunk])
                 rows = draw.permutation(rows)
-            while len(self._drawn) > 1:  # a batch needs few chunks: keep the latest
-                self._drawn.pop(next(iter(self._drawn)))
-            self._drawn[share.chunk] = rows
-        return self._drawn[share.chunk]
+            self._drawn = drawn, rows
+        return self._drawn[1]
 
 
 def _share(chunks: Sequence[Chunk], first: int, last: int) -> list[ChunkShare]:

@@ -12,7 +12,7 @@ from keras_multigpu.sparse.missing import EMPTY_FIELDS
 
 _FORMAT = 3
 # What the settings were that had no name in files of earlier formats.
-_UNNAMED: dict[Any, dict[str, Any]] = {
+UNNAMED: dict[Any, dict[str, Any]] = {
     1: {"layout": "published", "buckets": None, "missing_values": EMPTY_FIELDS},
     2: {"missing_values": EMPTY_FIELDS},
 }
@@ -87,8 +87,8 @@ def parse(text: str, names: Sequence[str]) -> tuple[dict[str, Any], str]:
             "An encoder is loaded from the JSON that `to_json` or `save` wrote. "
             f"Received: {text[:60]!r}: {error!r}."
         ) from error
-    if number in _UNNAMED:
-        content, number = {**content, **_UNNAMED[number]}, _FORMAT
+    if number in UNNAMED:
+        content, number = {**content, **UNNAMED[number]}, _FORMAT
     if number != _FORMAT or set(content) != set(names):
         raise ValueError(
             f"An encoder's JSON has format {_FORMAT} and the settings {', '.join(names)}. "

@@ -76,6 +76,7 @@ class Block:
     numbers: np.ndarray
 
 
+@dataclasses.dataclass(eq=False)
 class Source(abc.ABC):
     """One file; abstract.
 
@@ -84,18 +85,18 @@ class Source(abc.ABC):
     and `extremes` are the least and the largest numbers that it saw.
     """
 
-    position = 0
     kind = "file"
-    _state: tuple[int, int] | None = None  # the file's size and time, when it was scanned
-    _open: Any = None  # what `_read` keeps open; Arrow closes its files when nothing uses them
+    path: str
+    schema: Schema
+    chunk_rows: int
+    skips: bool
 
-    def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):
-        self.path = path
-        self.schema = schema
-        self.chunk_rows = chunk_rows
-        self.skips = skips
+    def __post_init__(self) -> None:
+        self.position = 0
         self.skipped: collections.Counter[str] = collections.Counter()
         self.extremes: list[np.ndarray] = []
+        self._state: tuple[int, int] | None = None  # the file's size and time, when it was scanned
+        self._open: Any = None  # for `_read`; Arrow closes its files when nothing uses them
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """The unit, the number of good rows and the place of each chunk, in order."""

@@ -97,9 +97,7 @@ def to_columns(table: Any, names: Sequence[str], *, others: str = "error") -> Co
     """
     found = find_names(table)
     _check_names(found, names, others)
-    is_arrow = isinstance(table, (pa.Table, pa.RecordBatch))
-    column_of = table.column if is_arrow else table.__getitem__
-    columns = {name: _to_arrow(column_of(name), name) for name in names}
+    columns = {name: _to_arrow(table[name], name) for name in names}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"All columns must have the same number of rows. Received: {lengths}.")
@@ -157,7 +155,7 @@ def _from_python(values: Any, name: str) -> Any:
         values = values.to_numpy()  # `to_arrow` would give the addresses of Python's objects
     _warn_of_integers(values, name)
     array = _as_vector(values, name)
-    if _has_inner_nul(array):
+    if array.dtype.kind in "US":
         array = array.astype(object)  # Arrow ends NumPy's texts at the first NUL
     try:
         arrow = pa.array(array, from_pandas=array.dtype == object or None)
@@ -214,15 +212,6 @@ def _as_vector(values: Any, name: str) -> Any:
             f"{name!r} of shape {tuple(array.shape)}. Make each of its columns a separate one."
         )
     return array
-
-
-def _has_inner_nul(array: Any) -> bool:
-    """Whether a text of a NumPy array has a NUL before other characters."""
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "US" or not array.itemsize:
-        return False
-    unit = "uint32" if array.dtype.kind == "U" else "uint8"
-    characters = np.ascontiguousarray(array).view(unit).reshape(len(array), -1)
-    return bool(((characters[:, :-1] == 0) & (characters[:, 1:] != 0)).any())
 
 
 def _to_plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:

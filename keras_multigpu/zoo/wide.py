@@ -16,7 +16,12 @@ from keras_multigpu.arguments import non_negative_integer, positive_integer, pos
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.sparse import HashEncoder
 from keras_multigpu.sparse.encoder import copy_encoder
-from keras_multigpu.sparse.tables import find_names, is_table
+from keras_multigpu.zoo.wide_checks import (
+    check_fingerprint,
+    check_indices,
+    check_labels,
+    find_encoder,
+)
 
 _MIDDLE_EXPONENT = 0.3
 # Adagrad's steps go to the ones of a value together: each gets its share.
@@ -122,7 +127,7 @@ class WideModel(keras.Model):
 
     def check_encoder(self, encoder: Any) -> None:
         """Raises a `ValueError` for an encoder, or a dataset's, with another fingerprint."""
-        self._check_fingerprint(encoder.fingerprint)
+        check_fingerprint(self.encoder, encoder.fingerprint)
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does, on indices of its encoder.
@@ -133,7 +138,7 @@ class WideModel(keras.Model):
         self._check_data(x, y)
         other = kwargs.get("validation_data")
         self._check_data(*(other[:2] if isinstance(other, (tuple, list)) else [other]))
-        if _find_encoder(x):  # the dataset shuffles itself
+        if find_encoder(x):  # the dataset shuffles itself
             kwargs.setdefault("shuffle", False)
         return super().fit(x, y, *args, **kwargs)
 
@@ -144,52 +149,19 @@ class WideModel(keras.Model):
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Predicts, as Keras does, from indices of its encoder."""
-        self._check_indices(x)
+        check_indices(self.encoder, x)
         return super().predict(x, *args, **kwargs)
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        self._check_indices(x)
-        if self.loss and _find_encoder(x) and getattr(x, "label_range", 0) is None:
+        check_indices(self.encoder, x)
+        if self.loss and find_encoder(x) and getattr(x, "label_range", 0) is None:
             raise ValueError(
                 "A model is trained and evaluated on labels. Received: data without labels. Name "
                 "their column: `HashedDataset(files, encoder, label=...)`."
             )
         # A logistic loss has no least value for other labels. A generator's are not known.
         if isinstance(self.loss, keras.losses.BinaryCrossentropy):
-            _check_labels(x, y)
-
-    def _check_indices(self, data: Any) -> None:
-        """Refuses data of another encoder, and an array of indices that the row does not have."""
-        if is_table(data) and self.encoder.cardinalities_.keys() <= {*find_names(data)}:
-            raise ValueError(
-                f"A wide model takes indices. Received: a table ({type(data).__name__}). Hash its "
-                "rows: `model.encoder.transform(table)`; to predict, use "
-                "`model.predict_table(table)`."
-            )
-        if encoder := _find_encoder(data):
-            self._check_fingerprint(encoder.fingerprint)
-        elif isinstance(data, np.ndarray) and data.size:
-            if data.dtype.kind not in "iuf":
-                raise ValueError(
-                    f"Indices must be integers. Received: an array of dtype {data.dtype}. Use "
-                    "what `model.encoder.transform(table)` returns."
-                )
-            least, largest = int(data.min()), int(data.max())
-            if least < 0 or largest >= self.encoder.width:  # XLA would use other ones
-                raise ValueError(
-                    f"Indices must be from 0 to {self.encoder.width - 1}. Received: indices "
-                    f"from {least} to {largest}. Use those that "
-                    "`model.encoder.transform(table)` returns."
-                )
-
-    def _check_fingerprint(self, found: str) -> None:
-        if found != self.encoder.fingerprint:
-            raise ValueError(
-                "The indices must come from the encoder that the model was made with, whose "
-                f"fingerprint is {self.encoder.fingerprint!r}. Received: fingerprint={found!r}. "
-                "Use `model.encoder`, or make and train a model with the other encoder. Encoders "
-                'of earlier versions have `missing_values="empty fields"`.'
-            )
+            check_labels(x, y)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, with the encoder as JSON."""
@@ -212,7 +184,7 @@ class WideModel(keras.Model):
         Raises:
             ValueError: if the weights were trained on other indices.
         """
-        self._check_fingerprint(np.asarray(store["fingerprint"]).tobytes().decode())
+        check_fingerprint(self.encoder, np.asarray(store["fingerprint"]).tobytes().decode())
 
 
 def wide(
@@ -281,23 +253,3 @@ def wide(
     jit_compile = not sparse_gradient if jit_compile is None else jit_compile
     model.compile(optimizer, loss, metrics=metrics, jit_compile=jit_compile)
     return model
-
-
-def _find_encoder(data: Any) -> HashEncoder | None:
-    """The encoder of data that have one: a `HashedDataset`, its `to_tf_data()`, and others."""
-    encoder = getattr(data, "encoder", None)
-    return encoder if isinstance(encoder, HashEncoder) else None
-
-
-def _check_labels(data: Any, labels: Any) -> None:
-    """Refuses labels outside of 0 to 1, as far as they are known."""
-    found = getattr(data, "label_range", None)
-    if found is None and hasattr(labels, "__array__"):
-        array = np.asarray(labels)
-        found = (array.min(), array.max()) if array.size and array.dtype.kind in "biuf" else None
-    if found is not None and not (found[0] >= 0 and found[1] <= 1):
-        raise ValueError(
-            "The labels of a logistic model must be from 0 to 1. Received: labels from "
-            f"{found[0]:g} to {found[1]:g}. Use 0 and 1 for two classes, and "
-            '`wide(..., loss="mse")` for other numbers.'
-        )

@@ -151,16 +151,6 @@ def test_integers_of_every_width(dtype):
     assert found.tolist() == [plain_code(str(int(value)), 50) for value in column]
 
 
-def test_integers_with_missing_values():
-    import pandas as pd
-
-    encoder, column = published({"x": 50}), pd.Series([7, None])
-    assert encoder.transform({"x": column.astype("Int64")})[0].tolist() == plain_code("7", 50)
-    with pytest.warns(UserWarning, match="has the text '7.0', not '7'"):
-        found = encoder.transform({"x": column})
-    assert found[0].tolist() == plain_code("7.0", 50)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_short_floats_have_the_text_of_the_shortest_decimal(dtype):
     column = np.array([0.1, 2.5, 1e4, 3e-5, np.inf, -0.0], dtype)

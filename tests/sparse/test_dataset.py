@@ -158,18 +158,6 @@ def test_patterns_and_delimiters(tmp_path):
     assert labels_of(dataset(tmp_path / "a.csv", delimiter=";", shuffle=False))[0] == 0
 
 
-def test_line_ends_blank_lines_and_long_rows(tmp_path, monkeypatch):
-    from keras_multigpu.sparse import lines
-
-    monkeypatch.setattr(lines, "_READ_BYTES", 7)  # rows go over many reads
-    text = '\ufefflabel,city,age\r\n0,Rome,1\r\n\r\n1,"a\r\nb",2\r\n2,Paris,3'
-    (tmp_path / "x.csv").write_bytes(text.encode())
-    data = dataset(tmp_path / "x.csv", shuffle=False, chunk_rows=1)
-    assert labels_of(data).tolist() == [0, 1, 2]
-    texts = {"city": ["Rome", "a\r\nb", "Paris"], "age": ["1", "2", "3"]}
-    np.testing.assert_array_equal(data[0][0], plain_codes(texts, CARDINALITIES))
-
-
 def model_of(**options):
     return wide(ENCODER, optimizer="adam", loss="mse", jit_compile=False, **options)
 
@@ -377,13 +365,6 @@ def test_the_range_of_the_labels_is_that_of_the_rows_read(tmp_path):
     data = dataset([bad, good[0]], errors="skip")
     assert data.skipped == {"unreadable files": 1}
     assert data.label_range[1] < 10
-
-
-def test_a_column_of_lists_names_its_file(tmp_path):
-    table = pa.table({"label": [1.0], "city": [["a"]], "age": [1]})
-    pq.write_table(table, tmp_path / "lists.parquet")
-    with pytest.raises(ValueError, match=r"lists.parquet: .*'city' of type list<"):
-        dataset(tmp_path / "lists.parquet")[0]
 
 
 def test_files_that_are_not_there(tmp_path):
