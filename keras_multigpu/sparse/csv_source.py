@@ -7,31 +7,20 @@ import csv
 import dataclasses
 import io
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from keras_multigpu.sparse.lines import (
+    Piece,
     count_lines,
+    cut_rows,
     find_rows,
     open_decompressed,
     read_fields,
-    read_rows,
 )
 from keras_multigpu.sparse.sources import BadDataError, Block, Source
-
-
-class Piece(NamedTuple):
-    """Where in the file, once decompressed, some rows are; `broken` is as in `Rows`.
-
-    `start` is the first byte, `line` the number of the first line, from 1.
-    """
-
-    start: int
-    size: int
-    line: int
-    broken: np.ndarray
 
 
 @dataclasses.dataclass(eq=False)
@@ -47,7 +36,8 @@ class CsvSource(Source):
 
     def _scan(self) -> Iterator[tuple[int, int, Any]]:
         raw = pa.OSFile(self.path)
-        pieces = self._cut(open_decompressed(raw, self.path))
+        file = open_decompressed(raw, self.path)
+        pieces = cut_rows(file, self.delimiter, self.chunk_rows)
         _, header = next(pieces, (None, b""))
         self._read_header(header)
         for number, (piece, data) in enumerate(pieces):
@@ -62,33 +52,6 @@ class CsvSource(Source):
             self._open = open_decompressed(pa.OSFile(self.path), self.path)
         self._open.seek(place.start)
         return self._parse(self._open.read(place.size), place, is_scan=False)
-
-    def _cut(self, file: BinaryIO) -> Iterator[tuple[Piece, bytes]]:
-        """The file in pieces: first the header, then pieces of `chunk_rows` rows."""
-        start, line = 0, 1
-        text, ends, broken = bytearray(), np.empty(0, int), np.empty((0, 2), int)
-
-        def take(count: int) -> tuple[Piece, bytes]:
-            """Removes the first rows from the text."""
-            nonlocal start, line, ends, broken
-            size = int(ends[count - 1])
-            bad = np.searchsorted(broken[:, 0], size)
-            piece, data = Piece(start, size, line, broken[:bad]), bytes(text[:size])
-            start, line = start + size, line + count_lines(data)
-            del text[:size]
-            ends, broken = ends[count:] - size, broken[bad:] - size
-            return piece, data
-
-        wanted = 1
-        for data, rows in read_rows(file, self.delimiter):
-            ends = np.concatenate([ends, rows.ends + len(text)])
-            broken = np.concatenate([broken, rows.broken + len(text)])
-            text += data
-            while len(ends) >= wanted:
-                yield take(wanted)
-                wanted = self.chunk_rows
-        if len(ends):
-            yield take(len(ends))
 
     def _read_header(self, data: bytes) -> None:
         text = data.decode("utf-8-sig", errors="replace")

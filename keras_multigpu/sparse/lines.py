@@ -36,6 +36,18 @@ class Rows(NamedTuple):
     broken: np.ndarray
 
 
+class Piece(NamedTuple):
+    """Where in the file, once decompressed, some rows are; `broken` is as in `Rows`.
+
+    `start` is the first byte, `line` the number of the first line, from 1.
+    """
+
+    start: int
+    size: int
+    line: int
+    broken: np.ndarray
+
+
 def open_decompressed(raw: BinaryIO, path: str) -> Any:
     """An open file, decompressed while it is read if its name ends in `.gz`."""
     return gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
@@ -73,19 +85,27 @@ def explain_line(path: str, number: int, problem: str) -> BadDataError:
     )
 
 
-def read_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[bytes, Rows]]:
-    """The text of a CSV file in parts of whole rows, with their rows."""
-    text = b""
-    while True:
-        more = file.read(max(_READ_BYTES, len(text)))  # a long row is searched few times
-        text += more
-        rows = find_rows(text, delimiter, is_whole=not more)
-        if len(rows.ends):
-            end = int(rows.ends[-1])
-            yield text[:end], rows
-            text = text[end:]
-        if not more:
-            return
+def cut_rows(file: BinaryIO, delimiter: str, count: int) -> Iterator[tuple[Piece, bytes]]:
+    """A CSV file in pieces: first the header, then pieces of `count` rows; the last has fewer."""
+    start, line, wanted = 0, 1, 1
+    text, ends, broken = bytearray(), np.empty(0, int), np.empty((0, 2), int)  # of whole rows
+    more = rest = file.read(_READ_BYTES)
+    while len(ends) or rest:
+        rows = find_rows(rest, delimiter, is_whole=not more)
+        ends = np.concatenate([ends, rows.ends + len(text)])
+        broken = np.concatenate([broken, rows.broken + len(text)])
+        end = int(rows.ends[-1]) if len(rows.ends) else 0
+        text += rest[:end]
+        while len(ends) >= wanted or (len(ends) and not more):
+            stop = int(ends[:wanted][-1])
+            bad = np.searchsorted(broken[:, 0], stop)
+            data = bytes(text[:stop])
+            yield Piece(start, stop, line, broken[:bad]), data
+            start, line = start + stop, line + count_lines(data)
+            del text[:stop]
+            ends, broken, wanted = ends[wanted:] - stop, broken[bad:] - stop, count
+        more = file.read(max(_READ_BYTES, len(rest) - end))  # a long row is searched few times
+        rest = rest[end:] + more
 
 
 def read_fields(

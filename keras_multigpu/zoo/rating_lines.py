@@ -166,7 +166,7 @@ def _parse(
     elif malformed or not is_good.all():
         raise _first_bad(path, form, line, data, limit)
     names = [column.filter(pa.array(is_good)).dictionary_encode() for column in (users, items)]
-    return pa.table([*names, ratings[is_good]], list(_COLUMNS))
+    return pa.table([*names, pa.array(ratings[is_good])], list(_COLUMNS))
 
 
 def _drop_open(form: Form, data: bytes) -> bytes:
@@ -178,13 +178,10 @@ def _drop_open(form: Form, data: bytes) -> bytes:
 
 def _first_bad(path: str, form: Form, first: int, data: bytes, limit: float) -> BadDataError:
     """The error for the first bad line of a block, whose lines are read again one by one."""
-    found = (
-        (number, problem)
-        for number, line in enumerate(data.split(b"\n"), first)
-        if line.rstrip(b"\r") and (problem := _find_problem(form, line, limit))
-    )
-    number, problem = next(found, (first, "a number in these lines can't be read."))
-    return explain_line(path, number, problem)
+    for number, line in enumerate(data.split(b"\n"), first):
+        if line.rstrip(b"\r") and (problem := _find_problem(form, line, limit)):
+            return explain_line(path, number, problem)
+    return explain_line(path, first, "a number in these lines can't be read.")
 
 
 def _find_problem(form: Form, line: bytes, limit: float) -> str:

@@ -14,7 +14,7 @@ import pytest
 from support.sparse_tables import CARDINALITIES, ENCODER, content, plain_codes
 
 from keras_multigpu.sparse import HashedDataset, lines
-from keras_multigpu.sparse.lines import count_lines, find_rows, read_rows
+from keras_multigpu.sparse.lines import count_lines, cut_rows, find_rows
 
 pytestmark = pytest.mark.backend_free
 
@@ -77,12 +77,16 @@ def test_rows_of_any_text(seed, weights, texts, monkeypatch):
         assert rows.ends.tolist() == [stop for _, stop, _ in expected], data
         assert rows.broken.tolist() == broken, data
         monkeypatch.setattr(lines, "_READ_BYTES", draw.choice([1, 3, 17, 1000]))
-        at, parts, ends = 0, [], []
-        for text, rows in read_rows(io.BytesIO(data), ","):
-            ends += (rows.ends + at).tolist()
-            parts += (rows.broken + at).tolist()
-            at += len(text)
-        assert (ends, parts) == ([stop for _, stop, _ in expected], broken), data
+        for count in (1, 3):
+            ends, parts = [], []
+            for piece, text in cut_rows(io.BytesIO(data), ",", count):
+                ends.append(piece.start + piece.size)
+                parts += (piece.broken + piece.start).tolist()
+                assert text == data[piece.start : ends[-1]]
+                assert piece.line == 1 + count_lines(data[: piece.start])
+            stops = [stop for _, stop, _ in expected]
+            assert ends == stops[:1] + stops[1:-1][count - 1 :: count] + stops[1:][-1:], data
+            assert parts == broken, data
         assert count_lines(data) == len(re.findall(rb"\r\n|\r|\n", data))
 
 
@@ -96,9 +100,12 @@ def test_a_mark_that_is_lost_takes_in_a_few_mib_at_most(monkeypatch):
     monkeypatch.setattr(lines, "_LONGEST", 1000)
     monkeypatch.setattr(lines, "_READ_BYTES", 100)
     data = b'1,"lost\n' + b"2,a\n" * 5000
-    found = [len(text) for text, _ in read_rows(io.BytesIO(data), ",")]
-    assert sum(found) == len(data)
-    assert max(found) < 4000
+    file, at = io.BytesIO(data), 0
+    for piece, _ in cut_rows(file, ",", 1):
+        assert piece.start == at
+        assert file.tell() < at + 4000
+        at += piece.size
+    assert at == len(data)
 
 
 # Files, as Python's `csv` reads them.
@@ -106,23 +113,8 @@ def test_a_mark_that_is_lost_takes_in_a_few_mib_at_most(monkeypatch):
 
 def odd_file(draw):
     """A well-formed file with odd values, and its rows."""
-    words = [
-        "",
-        "a",
-        "Rome",
-        ",",
-        '"',
-        '""',
-        "\n",
-        "\r",
-        "\r\n",
-        "é",
-        " ",
-        "x,",
-        '5"',
-        "\ufeff",
-        "'",
-    ]
+    words = ["", "a", "Rome", ",", '"', '""', "\n", "\r"]
+    words += ["\r\n", "é", " ", "x,", '5"', "\ufeff", "'"]
     quoting = draw.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
     end = draw.choice(["\n", "\r\n", "\r"])
     text = io.StringIO(newline="")
@@ -268,12 +260,12 @@ def test_a_file_of_other_rows_with_the_same_time_and_size(tmp_path):
 def test_a_file_that_changes_while_it_is_scanned(tmp_path, monkeypatch):
     path = write(tmp_path / "a.csv", text_of(range(1000)))
 
-    def read(file, delimiter):
-        for part in read_rows(file, delimiter):
+    def cut(*arguments):
+        for piece in cut_rows(*arguments):
             os.utime(path, (1, 1))
-            yield part
+            yield piece
 
-    monkeypatch.setattr("keras_multigpu.sparse.csv_source.read_rows", read)
+    monkeypatch.setattr("keras_multigpu.sparse.csv_source.cut_rows", cut)
     with pytest.raises(ValueError, match="a.csv must stay as it was when it was scanned"):
         dataset(path)
 

@@ -12,22 +12,9 @@ from keras_multigpu.sparse import HashedDataset, HashEncoder
 
 pytestmark = pytest.mark.backend_free
 
-NAMES = [
-    "034",
-    "34",
-    "34.0",
-    "+34",
-    "-34",
-    " 34",
-    "34 ",
-    "1_0",
-    "10",
-    "1e1",
-    "10.0",
-    "0x10",
-    "\uff11\uff10",
-]
-NAMES += ["True", "true", "1", "inf", "1E1", "None", "null", "NA", "N/A", "René", "Rene", "Renè"]
+NAMES = ["034", "34", "34.0", "+34", "-34", " 34", "34 ", "1_0", "10", "1e1", "10.0", "0x10"]
+NAMES += ["\uff11\uff10", "True", "true", "1", "inf", "1E1", "None", "null", "NA", "N/A"]
+NAMES += ["René", "Rene", "Renè"]
 ENCODER = HashEncoder({"name": 1000}, collision_probability=1e-6)
 
 
