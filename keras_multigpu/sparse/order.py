@@ -78,11 +78,8 @@ class Order:
         """The place of the chunk with a row, among the chunks of an epoch."""
         if epoch != self._epoch:
             self._epoch = epoch
-            units = self._units
-            if self._seed is not None and epoch is not None:
-                draw = np.random.default_rng([self._seed, epoch])
-                units = [units[number] for number in draw.permutation(len(units))]
-            self._sequence = [share for unit in units for share in unit]
+            units = self._draw(np.arange(len(self._units)))
+            self._sequence = [share for unit in units for share in self._units[unit]]
             lengths = [share.rows for share in self._sequence]
             self._starts = list(itertools.accumulate(lengths, initial=0))[:-1]
         return bisect.bisect_right(self._starts, row) - 1
@@ -92,11 +89,14 @@ class Order:
         drawn = self._epoch, share.chunk
         if self._drawn[0] != drawn:  # the next batch begins in the chunk in which this one ends
             rows = np.arange(share.first, share.first + share.rows)
-            if self._seed is not None and self._epoch is not None:
-                draw = np.random.default_rng([self._seed, self._epoch, share.chunk])
-                rows = draw.permutation(rows)
-            self._drawn = drawn, rows
+            self._drawn = drawn, self._draw(rows, share.chunk)
         return self._drawn[1]
+
+    def _draw(self, numbers: np.ndarray, *chunk: int) -> np.ndarray:
+        """Numbers in the order of this epoch: of its units, or of the rows of a chunk."""
+        if self._seed is None or self._epoch is None:
+            return numbers
+        return np.random.default_rng([self._seed, self._epoch, *chunk]).permutation(numbers)
 
 
 def _share(chunks: Sequence[Chunk], first: int, last: int) -> list[ChunkShare]:
