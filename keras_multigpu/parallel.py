@@ -15,12 +15,14 @@ from keras_multigpu.arguments import check_model, did_you_mean
 from keras_multigpu.devices import choose_devices, warn_of_apart, warn_of_one_cpu
 from keras_multigpu.meant import find_cure
 from keras_multigpu.modes import (
+    OPTIONS,
     DataParallel,
     ModelParallel,
     ParallelModel,
     TowerParallel,
     build_parallel,
     making_template,
+    mode_with,
     watch_template,
 )
 
@@ -255,15 +257,14 @@ def _check_template(model: Any) -> None:
         )
 
 
-def options_of(mode: str) -> list[str]:
+def options_of(mode: str) -> Sequence[str]:
     """The names of a mode's options."""
-    return list(inspect.signature(MODES[mode].__init__).parameters)[3:]
+    return OPTIONS[mode]
 
 
-def _find_cure(name: str, value: Any, known: list[str]) -> str:
+def _find_cure(name: str, value: Any, known: Sequence[str]) -> str:
     """What was meant by an option that a mode doesn't have, as far as its name tells."""
-    owner = next((mode for mode in MODES if name in options_of(mode)), None)
-    if owner:
+    if owner := mode_with(name):
         return f" It is an option of mode={owner!r}."
     is_number = ("gpu" in name.lower() or "device" in name.lower()) and "model" not in name.lower()
     if is_number:

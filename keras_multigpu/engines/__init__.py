@@ -20,13 +20,7 @@ from keras_multigpu.engines.attributes import with_attributes
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address
-from keras_multigpu.engines.runners import (
-    DataRunner,
-    ModelRunner,
-    PlacingRunner,
-    Runner,
-    TowerRunner,
-)
+from keras_multigpu.engines.runners import DataRunner, ModelRunner, Runner, TowerRunner
 from keras_multigpu.engines.shared import (
     LARGE_BATCH,
     SEED,

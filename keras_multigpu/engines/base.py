@@ -148,13 +148,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def sum_rows(
-        self,
-        table: Tensor | keras.Variable,
-        indices: Tensor,
-        weights: Tensor | None = None,
-        *,
-        dtype: str | None = None,
-        sparse_gradient: bool = False,
+        self, table: Any, indices: Tensor, weights: Any, dtype: str | None, sparse_gradient: bool
     ) -> Tensor:
         """The sums of rows of a table: `sum_j weights[:, j] * table[indices[:, j]]`.
 

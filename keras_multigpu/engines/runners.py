@@ -93,7 +93,24 @@ class Runner(abc.ABC):
 
 
 class PlacingRunner(Runner):
-    """A runner that may keep weights, and the optimizer's slots, on different devices."""
+    """A runner of one model that may keep its weights, and the optimizer's slots, anywhere.
+
+    It is made with the mode's options, by their names.
+    """
+
+    def __init__(self, template: keras.Model, devices: Sequence[str], **options: Any): ...
+
+    @classmethod
+    def make(cls, template: keras.Model, devices: Sequence[str], options: Mapping[str, Any]) -> Any:
+        """The runner for the options."""
+        return cls(template, devices, **options)
+
+    @abc.abstractmethod
+    def run(self, call: Call) -> Result:
+        """Calls the template on all devices; its state is assigned.
+
+        The result has the losses that the call's caller has to add.
+        """
 
     @abc.abstractmethod
     def lay_out(self) -> None:
@@ -124,24 +141,6 @@ class DataRunner(PlacingRunner):
     `model_devices` is the number of devices that have a large layer together.
     """
 
-    @abc.abstractmethod
-    def __init__(
-        self,
-        template: keras.Model,
-        devices: Sequence[str],
-        *,
-        wire_dtype: str | None = None,
-        shard: str | None = None,
-        model_devices: int = 1,
-    ): ...
-
-    @classmethod
-    def make(
-        cls, template: keras.Model, devices: Sequence[str], options: Mapping[str, Any]
-    ) -> DataRunner:
-        """The runner for the options."""
-        return cls(template, devices, **options)
-
     @classmethod
     def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:
         """With `shard` or `model_devices` they are."""
@@ -167,13 +166,6 @@ class DataRunner(PlacingRunner):
     """Whether a whole step is spread, so that calls of parts of the model need no scope."""
 
     @abc.abstractmethod
-    def call(self, call: Call) -> Result:
-        """Calls the template on all devices; its state is assigned.
-
-        The result has the losses that the call's caller has to add.
-        """
-
-    @abc.abstractmethod
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""
 
@@ -195,6 +187,12 @@ class TowerRunner(Runner):
 
     @abc.abstractmethod
     def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]): ...
+
+    def lay_out(self) -> None:
+        """Nothing: each model is on its device."""
+
+    def place(self) -> None:
+        """Nothing."""
 
     @abc.abstractmethod
     def run(self, call: Call) -> list[Result]:
@@ -234,33 +232,10 @@ class ModelRunner(PlacingRunner):
     layers on all devices; `None` lets the runner choose.
     """
 
-    @abc.abstractmethod
-    def __init__(
-        self,
-        template: keras.Model,
-        devices: Sequence[str],
-        *,
-        placement: Mapping[str, int] | str | None = None,
-    ): ...
-
-    @classmethod
-    def make(
-        cls,
-        template: keras.Model,
-        devices: Sequence[str],
-        placement: Mapping[str, int] | str | None,
-    ) -> ModelRunner:
-        """The runner for a placement."""
-        return cls(template, devices, placement=placement)
-
     @classmethod
     def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:
         """They always are."""
         return True
-
-    @abc.abstractmethod
-    def run(self, call: Call) -> Result:
-        """Calls the template across its devices; its state is assigned."""
 
     stages: Any = None
     """The parts of the graph, each on one device; `None` if there are none."""

@@ -1,11 +1,14 @@
-"""Templates that replicas can't serve: errors and warnings before anything is built."""
+"""What is in a template: its layers and how they are built, its metrics, the steps of its class."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import inspect
 import textwrap
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -26,6 +29,53 @@ def is_built(model: keras.Model) -> bool:
     """
     half = [one for one in all_layers(model) if isinstance(one, keras.Sequential) and one.built]
     return model.built and all(layer.built for one in half for layer in one.layers)
+
+
+@contextlib.contextmanager
+def built_in(
+    scope: Callable[[], contextlib.AbstractContextManager[Any]], models: Iterable[keras.Layer]
+) -> Iterator[None]:
+    """While open, layers are built in a scope of their own.
+
+    In a trace, constants that `build` makes would be tensors of the trace. Layers that a layer
+    makes in its `build` are included.
+    """
+    known: dict[int, keras.Layer] = {}
+
+    def replace(model: keras.Layer) -> None:
+        for layer in all_layers(model):
+            if not layer.built and id(layer) not in known:
+                known[id(layer)] = layer
+                replaced.enter_context(having_method(layer, "build", outside(layer, layer.build)))
+
+    def outside(layer: keras.Layer, own: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(own)
+        def build(*args: Any, **kwargs: Any) -> None:
+            with scope():
+                own(*args, **kwargs)
+            replace(layer)
+
+        return build
+
+    with contextlib.ExitStack() as replaced:
+        for model in models:
+            replace(model)
+        yield
+
+
+@contextlib.contextmanager
+def having_method(layer: keras.Layer, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Scope in which a layer has another method; what replaces that in turn stays."""
+    own, is_set = getattr(layer, name), name in vars(layer)
+    # Not by Keras's `__setattr__`, which would track the value.
+    object.__setattr__(layer, name, method)
+    try:
+        yield
+    finally:
+        if vars(layer).get(name) is method:
+            vars(layer).pop(name)
+            if is_set:
+                object.__setattr__(layer, name, own)
 
 
 def metrics_of(model: keras.Model) -> list[keras.Metric]:

@@ -233,12 +233,8 @@ def _crossing_bytes(graph: Graph) -> np.ndarray:
 
 def _smallest_largest(before: np.ndarray, parts: int) -> float:
     """The smallest possible size of the largest of `parts` consecutive parts."""
-    count = len(before) - 1
-    largest = before.copy()  # of the first i calls in one part
+    largest, ends = before, range(1, len(before))  # of the first i calls in one part
     for _ in range(1, parts):
-        following = largest.copy()
-        for end in range(1, count + 1):
-            ways = np.maximum(largest[:end], before[end] - before[:end])
-            following[end] = min(following[end], ways.min())
-        largest = following
-    return float(largest[count])
+        ways = (np.maximum(largest[:end], before[end] - before[:end]) for end in ends)
+        largest = np.minimum(largest, [0.0, *(one.min() for one in ways)])
+    return float(largest[-1])

@@ -127,9 +127,8 @@ class MultiHotDense(keras.Layer):
             indices = ops.where(is_real, indices, ops.zeros_like(indices))
             kept = ops.cast(is_real, dtype)
             weights = kept if weights is None else ops.where(is_real, weights, kept)
-        outputs = engines.current().sum_rows(
-            self.kernel, indices, weights, dtype=dtype, sparse_gradient=self.sparse_gradient
-        )
+        sum_rows = engines.current().sum_rows
+        outputs = sum_rows(self.kernel, indices, weights, dtype, self.sparse_gradient)
         if self.use_bias:
             outputs = outputs + ops.cast(self.bias, dtype)
         return self.activation(outputs)

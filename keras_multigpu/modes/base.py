@@ -1,21 +1,20 @@
-"""What all parallel models share: the template, calls of it, and how they describe themselves."""
+"""What all parallel models share: the options, calls of the template, where the weights are."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import short
+from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.graphs.costs import variables_bytes
-from keras_multigpu.modes.forgotten import note_use, warn_of_cloning, warn_of_template
-from keras_multigpu.modes.one_model import calling, computing
-from keras_multigpu.modes.stepped import SteppedModel
-from keras_multigpu.modes.symbolic import CalledOutputs, is_read_by_keras
+from keras_multigpu.modes.described import DescribedModel
+from keras_multigpu.modes.forgotten import note_use, warn_of_template
+from keras_multigpu.modes.one_model import computing, own
 
 _OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
 _NOT_OF_TOWERS = {
@@ -24,14 +23,20 @@ _NOT_OF_TOWERS = {
 }
 
 _CHOSEN = ("devices", "template", "placement", "stages", "replicas", "clones")
-_OPTIONS = {
+OPTIONS = {
     "data": ("wire_dtype", "shard", "model_devices"),
     "tower": ("replicas", "mix", "num_replicas", "loss_of"),
     "model": ("placement",),
 }
+"""The options of each mode."""
 
 
-class ParallelModel(SteppedModel):
+def mode_with(option: str) -> str | None:
+    """The mode that has an option."""
+    return next((mode for mode, names in OPTIONS.items() if option in names), None)
+
+
+class ParallelModel(DescribedModel):
     """A model that calls replicas of another one, its template.
 
     It is also an instance of the template's class, and has the template's attributes (see
@@ -39,18 +44,13 @@ class ParallelModel(SteppedModel):
     (`train_step`, `compute_loss`, ...) act on the parallel model. Its weights are the template's
     variables themselves, and its files are the template's.
 
-    Args:
-        template: the model to make parallel.
-        devices: the devices to use, as `keras_multigpu.list_devices` names them.
-        options: the mode's options, all of them.
-
     Attributes:
         template: the model that was made parallel.
         devices: the names of the devices in use.
         mode: the name of the mode.
 
-    The mode's options are attributes, too (`parallel.shard`), unless the template has attributes of
-    these names.
+    The mode's options (see `make_parallel`) are attributes, too (`parallel.shard`), unless the
+    template has attributes of these names.
     """
 
     _parallel_names: tuple[str, ...] = ()  # the mode's public attributes beside those of all modes
@@ -60,17 +60,15 @@ class ParallelModel(SteppedModel):
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):
         super().__init__(template, devices)
         self._parallel_options = dict(options)
-        self._parallel_called = CalledOutputs()
 
     @classmethod
     def _parallel_runner_class(cls) -> type[engines.Runner]:
-        """The backend's runner for this mode: implemented by each mode."""
-        raise NotImplementedError
+        """The backend's runner for this mode."""
+        return getattr(engines.current(), f"{cls.mode}_runner")
 
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
-        """Refuses invalid values of the mode's options: implemented by each mode."""
-        raise NotImplementedError
+        """Refuses invalid values of the mode's options; its runner those that don't fit a model."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         fixed = getattr(type(self), name, None) if name in _CHOSEN else None
@@ -80,8 +78,7 @@ class ParallelModel(SteppedModel):
                 f"{name}={short(value)}, set on {self.name!r}. Make the template parallel again: "
                 "`make_parallel(model.template, devices=..., mode=...)`."
             )
-        mode = next((mode for mode, names in _OPTIONS.items() if name in names), None)
-        mode = self.mode if name == "n_gpus" else mode
+        mode = self.mode if name == "n_gpus" else mode_with(name)
         # A user's own class may have an attribute of that name.
         is_kerass = mode and type(self.template).__module__.partition(".")[0] == "keras"
         if is_kerass and not hasattr(type(self), name) and name not in vars(self):
@@ -90,18 +87,37 @@ class ParallelModel(SteppedModel):
                 f"set on {self.name!r}. Write `make_parallel(model.template, mode={mode!r}, "
                 f"{name}=...)`."
             )
+        # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
+        if name in ("loss", "optimizer"):
+            self._parallel_on_compiling(name, value)
         super().__setattr__(name, value)
+        if name == "optimizer" and value is not None:
+            self._parallel_place_updates(value)
+
+    def _parallel_on_compiling(self, name: str, value: Any) -> None:
+        """Called before a loss or an optimizer is set; refuses what the mode can't train with."""
+
+    def _parallel_place_updates(self, optimizer: Any) -> None:
+        """Has an optimizer update each weight where it is."""
+        self._parallel_runner.place_updates(optimizer)
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The mode's forward pass: implemented by each mode."""
-        raise NotImplementedError
+        """The mode's forward pass."""
+        result = self._parallel_runner.run((args, kwargs))
+        add_losses(self, result.losses)
+        return result.outputs
 
-    def _parallel_in_step(self) -> contextlib.AbstractContextManager[None]:
-        """The mode's scope around `train_step`, `test_step` and `predict_step`."""
-        return contextlib.nullcontext()
+    def _parallel_run_on(self, runner: engines.Runner) -> None:
+        """Sets the runner: called once, when the mode's parts are made."""
+        self._parallel_runner = runner
+        self._parallel_steps = engines.current().steps(self, runner)
+        if engines.is_built(self.template):
+            self._parallel_lay_out()
+            self._parallel_place()
 
-    def _parallel_place(self) -> None:
-        """Moves the weights back to this model's devices (modes that place weights only)."""
+    def _parallel_lay_out(self) -> None:
+        """Puts the weights in their places, once they are built."""
+        self._parallel_runner.lay_out()
 
     def _parallel_keeps_outputs(self) -> bool:
         """Whether the template's losses and metrics fit the parallel model's outputs."""
@@ -126,14 +142,16 @@ class ParallelModel(SteppedModel):
         if not engines.is_built(self):
             with computing(self):
                 self._parallel_build(args, kwargs)
-        with calling(self), engines.current().remote.explained():
+        # The template does what Keras's `__call__` would do after its own.
+        in_call = unchanged(own(self), "in_call", True)
+        with in_call, engines.current().remote.explained():
             # Not `super()`: the replicas call the `__call__` of the template's own class.
             return keras.Model.__call__(self, *args, **kwargs)
 
     def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with given values of its variables, as Keras does."""
-        own = self._parallel_inherited("stateless_call")
-        return self._parallel_runner.stateless_call(own, args, kwargs)
+        inherited = self._parallel_inherited("stateless_call")
+        return self._parallel_runner.stateless_call(inherited, args, kwargs)
 
     def function(
         self,
@@ -198,59 +216,24 @@ class ParallelModel(SteppedModel):
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Creates the variables that a call with these arguments needs."""
         engines.current().build(self.template, (args, kwargs), [self.template])
+        # Keep the step functions: the step that builds the template has used no variable before.
+        names = ("train_function", "test_function", "predict_function")
+        functions = {name: getattr(self, name) for name in names}
+        self._parallel_lay_out()
+        for name, function in functions.items():
+            setattr(self, name, function)
 
     def build(self, *args: Any, **kwargs: Any) -> None:
-        """Builds the template, with the same arguments."""
+        """Builds the template, with the same arguments, and places its weights."""
         self.template.build(*args, **kwargs)
-
-    @property
-    def output(self) -> Any:
-        """The symbolic outputs, of a call of this model on its symbolic inputs."""
-        if is_read_by_keras("output"):
-            return super().output
-        return self._parallel_called.of(self, self._parallel_described_outputs())
-
-    @property
-    def outputs(self) -> Any:
-        """The symbolic outputs as a list, of a call of this model on its symbolic inputs."""
-        described = self._parallel_described_outputs()
-        if is_read_by_keras("outputs"):
-            return described
-        made = self._parallel_called.of(self, described)
-        return made if made is described else keras.tree.flatten(made)
-
-    @outputs.setter
-    def outputs(self, value: Any) -> None:
-        self.template.outputs = value  # of a user's class, which may have such an attribute
-
-    @property
-    def layers(self) -> list[keras.Layer]:
-        """The template's layers."""
-        warn_of_cloning(self)
-        return self.template.layers
-
-    def _parallel_described_outputs(self) -> Any:
-        """The list of symbolic outputs by which Keras describes the model."""
-        return self.template.outputs
-
-    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Copies the template's graph for `keras.models.clone_model`."""
-        warn_of_cloning(self)
-        return self.template._run_through_graph(*args, **kwargs)
-
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """The template's symbolic outputs."""
-        return self.template.compute_output_spec(*args, **kwargs)
-
-    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The template's output shapes."""
-        return self.template.compute_output_shape(*args, **kwargs)
+        self._parallel_lay_out()
+        self._parallel_place()
 
     def __getattr__(self, name: str) -> Any:
         inherited = getattr(super(), "__getattr__", None)  # of the template's class
         if inherited is not None:
             return inherited(name)
-        if name in _OPTIONS[self.mode] and not hasattr(type(self), name):
+        if name in OPTIONS[self.mode] and not hasattr(type(self), name):
             return self._parallel_options[name]
         if name in _OF_TOWERS:
             raise AttributeError(
@@ -265,34 +248,16 @@ class ParallelModel(SteppedModel):
             )
         return super().__getattribute__(name)  # raises the error of this attribute, again
 
-    @property
-    def metrics(self) -> list[keras.Metric]:
-        """The metrics; those of layers in the template's order, by which equal names are told."""
-        places = {id(metric): place for place, metric in enumerate(self.template.metrics)}
-        found = super().metrics
-        shared = sorted((one for one in found if id(one) in places), key=lambda m: places[id(m)])
-        ordered = iter(shared)
-        return [next(ordered) if id(one) in places else one for one in found]
-
     def _parallel_check_change(self, method: str) -> None:
         """Refuses a change of the template's layers that the mode can't follow."""
 
-    def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints the template's summary, the mode, the devices, and what the replicas add up to."""
-        more = [layer for layer in self._parallel_layers() if layer.variables]
-        # Keras's totals would count replicas and a mix that its rows don't show.
-        (self.template.summary if more else super().summary)(*args, **kwargs)
-        show = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None) or print
-        show(f" Parallel: {self._parallel_describe()}")
-        if more:
-            parts = [f"{layer.count_params():,} of {layer.name!r}" for layer in more]
-            own = f"{self.template.count_params():,} of {self.template.name!r}"
-            show(f" Parameters: {own} + {' + '.join(parts)} = {self.count_params():,}")
 
-    def _parallel_describe(self) -> str:
-        """The mode and the devices in a few words."""
-        return f"mode {self.mode!r} on {', '.join(self.devices)}"
-
-    def __repr__(self) -> str:
-        built = f"name={self.name}, built={self.built}"
-        return f"<{type(self).__name__} {built}, {self._parallel_describe()}>"
+def add_losses(layer: keras.Layer, losses: Iterable[Any]) -> None:
+    """Adds losses of the whole batch to a model, in place of those that its replicas computed."""
+    for loss in losses:
+        # Not `layer.add_loss`: a functional model has it for symbolic losses only.
+        keras.Layer.add_loss(layer, loss)
+    # Keras identifies a loss by its `id`. A replica's loss, freed by now, may have had the same
+    # `id`; then the loss would also count as that of an inner layer, and so twice.
+    for inner in layer._flatten_layers(include_self=False):
+        inner._loss_ids.difference_update(layer._loss_ids)

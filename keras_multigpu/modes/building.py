@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,8 +14,8 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.engines import Request
-from keras_multigpu.modes.classes import parallel_class
-from keras_multigpu.modes.forgotten import compilations
+from keras_multigpu.modes.forgotten import compilation
+from keras_multigpu.modes.one_model import PER_COMPILED, PER_LAYER, computing, kept_apart
 
 
 def build_parallel(mode: Any, request: Request, asked: Any = None) -> Any:
@@ -25,12 +28,63 @@ def build_parallel(mode: Any, request: Request, asked: Any = None) -> Any:
     check(mode, request)
     template = request.template
     classes: Any = (mode, type(template))
-    parallel = parallel_class(*classes)(template, request.devices, **request.options)
+    parallel = _parallel_class(*classes)(template, request.devices, **request.options)
     parallel._parallel_asked = asked
     if template.compiled and parallel._parallel_keeps_outputs():
         compile_like(parallel, template)
-        parallel._parallel_compilations = compilations(parallel)
+        parallel._parallel_compilation = compilation(parallel)
     return parallel
+
+
+@functools.cache
+def _parallel_class(mode: Any, template_class: Any) -> Any:
+    """The class of a mode's parallel models of templates of one class."""
+    bases = (mode, template_class)
+
+    @functools.wraps(template_class.call)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with computing(self):
+            return self._parallel_call_replicas(*_with_keywords(template_class.call, args, kwargs))
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace.update(call=call, __module__=mode.__module__, __doc__=mode.__doc__)
+        namespace["mode"] = property(lambda self: mode.mode)
+        if issubclass(template_class, keras.Sequential):
+            namespace.update({name: _forward(name) for name in ("add", "pop")})
+
+    made = types.new_class(mode.__name__, bases, exec_body=fill)
+    for name in PER_COMPILED | PER_LAYER:  # a parallel model doesn't share them with its template
+        inherited = inspect.getattr_static(made, name, ...)
+        if not hasattr(inherited, "__set__"):  # not a user's property
+            setattr(made, name, kept_apart(name, inherited))
+    # Register both classes: Keras saves by class -> name, and loads by name -> the mode's class,
+    # which recreates the combined one.
+    for cls in (made, mode):
+        keras.saving.register_keras_serializable(package="keras_multigpu")(cls)
+    return made
+
+
+def _with_keywords(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call's arguments; by name from `training` or `mask` on, which Keras passes by name."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    known = inspect.signature(call).parameters.values()
+    names = [one.name for one in known if one.kind in kinds][1:]  # all but `self`
+    first = min((names.index(name) for name in ("training", "mask") if name in names), default=None)
+    if first is None or len(args) > len(names):
+        return args, kwargs
+    return args[:first], dict(zip(names[first:], args[first:]), **kwargs)
+
+
+def _forward(name: str) -> Any:
+    """A method that changes the template, and then traces the replicas again."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._parallel_check_change(name)
+        result = getattr(self.template, name)(*args, **kwargs)
+        self._parallel_retrace()
+        return result
+
+    return method
 
 
 @contextlib.contextmanager

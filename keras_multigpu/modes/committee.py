@@ -1,20 +1,28 @@
-"""The members of a committee: copies of the template with separate weights, trained separately."""
+"""The members of a committee: copies of the template with separate weights, trained separately.
+
+A clone has different seeds wherever the template's configuration has them. A class that passes
+fixed numbers on, as in `Dropout(0.5, seed=3)` or `GlorotUniform(seed=1)`, gives all members the
+same ones: there each member gets its own from its number.
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
-import os
 import tempfile
 import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import keras
+import numpy as np
 
-from keras_multigpu.engines import check_alike
-from keras_multigpu.modes.apart import seed_of, set_apart
+from keras_multigpu.engines import SEED, SEED_STEP, all_layers, check_alike
 from keras_multigpu.modes.settings import pairs
+
+_SEEDS = 2**31
+_SHOWN = 3  # layers that a warning names
 
 
 def clone(template: keras.Model, number: int) -> keras.Model:
@@ -51,21 +59,16 @@ def clone(template: keras.Model, number: int) -> keras.Model:
         ) from error
     check_alike([template.variables, model.variables])
     _copy_fixed(template, model)
-    _finish(model)
     set_apart(template, model, number)
     return model
 
 
 def _copy_fixed(template: keras.Model, model: keras.Model) -> None:
-    """Copies the template's values that gradients don't train to a clone."""
+    """Copies the values that gradients don't train to a clone, whose layers may compute others."""
     for variable, own in zip(template.variables, model.variables):
         if not variable.trainable and "seed_generator" not in variable.path:
             own.assign(keras.ops.copy(variable))  # JAX donates a variable's array
-
-
-def _finish(model: keras.Model) -> None:
-    """Has layers compute what they keep of the statistics that they were given."""
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         if hasattr(layer, "finalize_state"):
             layer.finalize_state()
 
@@ -77,7 +80,7 @@ def _classes(template: keras.Model) -> dict[str, type]:
         ValueError: if two classes have the same name.
     """
     found: dict[str, type] = {}
-    for layer in template._flatten_layers():
+    for layer in all_layers(template):
         cls = type(layer)
         if found.setdefault(cls.__name__, cls) is not cls:
             raise ValueError(
@@ -124,7 +127,7 @@ def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
     for key, value in config.items():
         is_seed = key == "seed" and isinstance(value, int) and not isinstance(value, bool)
         if is_seed:
-            adapted[key] = seed_of(value, number)
+            adapted[key] = _seed_of(value, number)
         elif key == "shared_object_id":
             adapted[key] = f"{value} in clone {number}"  # else clones would share it
         else:
@@ -144,33 +147,91 @@ def _copy_assets(layer: keras.Layer, own: keras.Layer) -> None:
         own.load_assets(Path(folder))
 
 
-@keras.ops.custom_gradient
-def mean_of_apart(*losses: Any) -> Any:
-    """The mean of losses, with the gradient of their sum: each loss is minimized separately."""
-
-    def backward(*args: Any, upstream: Any = None) -> tuple[Any, ...]:
-        (upstream,) = args if upstream is None else (upstream,)  # by the backend
-        return (upstream,) * len(losses)
-
-    return sum(losses) / len(losses), backward
+def _seed_of(seed: int, number: int) -> int:
+    """The seed of a member in place of the template's."""
+    return (seed + number * SEED_STEP) % _SEEDS
 
 
-def check_loss_scale(optimizer: keras.Optimizer) -> None:
-    """Warns of an optimizer that skips steps, because it skips them for all members."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+def set_apart(template: keras.Model, clone: keras.Model, number: int) -> None:
+    """Gives a member its own seeds where they are the template's.
+
+    Weights that such a seed has made are made again.
+    """
+    for layer, own in pairs(template, clone):
+        for name, initializer in _seeded(own).items():
+            theirs = vars(layer).get(name)
+            if getattr(theirs, "seed", None) != initializer.seed:
+                continue
+            other = copy.copy(initializer)
+            other.seed = _seed_of(initializer.seed, number)
+            setattr(own, name, other)
+            for variable in own.variables:
+                if variable.trainable and _has_made(initializer, variable):
+                    variable.assign(other(variable.shape, dtype=variable.dtype))
+    for variable, own in zip(template.variables, clone.variables):
+        if own.name == SEED:
+            seed, state = int(_value(variable)[0]), _value(own)
+            if state[0] == seed:
+                own.assign(np.array([_seed_of(seed, number), *state[1:]], state.dtype))
+
+
+def warn_of_equal(members: Sequence[keras.Model]) -> None:
+    """Warns if members with separate weights have equal ones, as if not drawn."""
+    trained = list(_trained(members))
+    drawn = [layer for layer, values in trained if _have_equal(filter(_is_drawn, values))]
+    # Zeros and ones may be meant; not if no member has other weights than the first.
+    are_equal = all(np.array_equal(one, first) for _, (first, *rest) in trained for one in rest)
+    equal = list(dict.fromkeys(drawn or [layer for layer, _ in trained if are_equal]))
+    if equal:
+        more = f" and {len(equal) - _SHOWN} more" if len(equal) > _SHOWN else ""
         warnings.warn(
-            "Where gradients overflow, a `LossScaleOptimizer` skips the step. With "
-            "`loss_of='replicas'` the replicas are trained apart but share one optimizer, so "
-            "an overflow in one of them skips the step for all. Received: "
-            f"optimizer={optimizer.name!r}. Use the policy 'mixed_bfloat16', which needs no loss "
-            "scale.",
-            stacklevel=4,
+            "The members of a committee need different weights to learn different things. "
+            f"Received: {len(members)} members with equal weights in "
+            f"{', '.join(map(repr, equal[:_SHOWN]))}{more}: an initializer in the model's code "
+            "makes the same numbers each time, or `set_weights` gave them. Use one of Keras that "
+            "draws, without a fixed seed, or give each of `parallel.replicas` other weights by "
+            "`set_weights` before training.",
+            stacklevel=3,
         )
 
 
-def members_in(path: Any) -> int | None:
-    """How many members a weights file has, 1 of a plain model; `None` if it does not say."""
-    if not (str(path).endswith(".weights.h5") and os.path.isfile(path) and h5py.is_hdf5(path)):
-        return None
-    with h5py.File(path, "r") as file:
-        return 1 + len(file["clones"]) if "clones" in file else 1
+def _trained(members: Sequence[keras.Model]) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """The layer of each trained weight, and its value in each member."""
+    owners = {id(v): layer.name for layer in all_layers(members[0]) for v in layer.variables}
+    for variables in zip(*(model.variables for model in members)):
+        if variables[0].trainable:
+            yield owners[id(variables[0])], [_value(variable) for variable in variables]
+
+
+def _seeded(layer: keras.Layer) -> dict[str, Any]:
+    """A layer's initializers with a seed, by the names of its attributes."""
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if isinstance(value, keras.initializers.Initializer)
+        and isinstance(getattr(value, "seed", None), int)
+    }
+
+
+def _has_made(initializer: Any, variable: keras.Variable) -> bool:
+    if not _is_drawn(_value(variable)):
+        return False
+    try:
+        made = initializer(variable.shape, dtype=variable.dtype)
+    except Exception:  # a shape that it refuses (`Orthogonal` takes no vector) is not its own
+        return False
+    return np.array_equal(np.asarray(made), _value(variable))
+
+
+def _have_equal(values: Iterable[np.ndarray]) -> bool:
+    texts = [value.tobytes() for value in values]
+    return len(set(texts)) < len(texts)
+
+
+def _is_drawn(value: np.ndarray) -> bool:
+    """Whether values may be drawn: zeros, ones, and both (identities, forget gates) are not."""
+    return len(np.unique(value)) > 2
+
+
+def _value(variable: keras.Variable) -> np.ndarray:
+    return np.asarray(variable.value)

@@ -14,25 +14,16 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice, positive_integer
 from keras_multigpu.graphs.costs import variables_bytes
-from keras_multigpu.modes.losses import add_losses
+from keras_multigpu.modes.base import ParallelModel
 from keras_multigpu.modes.parts import Parts
-from keras_multigpu.modes.placed import PlacedModel
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
-class DataParallel(PlacedModel):
+class DataParallel(ParallelModel):
     """Computes on n devices what one device would: each takes a slice of the batch.
 
-    Args:
-        template: the model to make parallel.
-        devices: the devices to use, as `keras_multigpu.list_devices` names them.
-        wire_dtype: the type in which trainable weights and their gradients cross between
-            devices: `None` (their own), `"bfloat16"` or `"float16"`. Must be `None` on JAX, whose
-            compiler chooses what crosses; files saved with another value load there with a warning.
-        shard: what is spread over the devices, so that each keeps a part: `None` (nothing),
-            `"optimizer"` (the optimizer's slots) or `"weights"` (weights and slots).
-        model_devices: how many devices compute a slice of the batch together: each has a part of
-            the weights of large layers, as in mode `"model"`.
+    `make_parallel` has the options. `wire_dtype` must be `None` on JAX, whose compiler chooses what
+    crosses; files saved with another value load there with a warning.
     """
 
     mode = "data"
@@ -55,10 +46,6 @@ class DataParallel(PlacedModel):
         runner = engines.current().data_runner.make(template, devices, options)
         self._parallel_run_on(runner)
         self._parallel_parts = Parts(self, runner)
-
-    @classmethod
-    def _parallel_runner_class(cls) -> type[engines.DataRunner]:
-        return engines.current().data_runner
 
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
@@ -140,9 +127,7 @@ class DataParallel(PlacedModel):
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._parallel_parts.at_rest():
-            result = self._parallel_runner.call((args, kwargs))
-        add_losses(self, result.losses)
-        return result.outputs
+            return super()._parallel_call_replicas(args, kwargs)
 
     def _parallel_in_step(self) -> contextlib.AbstractContextManager[None]:
         if self._parallel_runner.partitions_steps:

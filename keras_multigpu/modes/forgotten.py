@@ -9,7 +9,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -81,16 +81,22 @@ def warn_of_template(parallel: Any, step: Callable[..., Any]) -> None:
         )
 
 
-def compilations(parallel: Any) -> list[Any]:
-    """How a template and its parallel model are compiled: Keras makes a new object each time.
+class Compilation(NamedTuple):
+    """How a template and its parallel model are compiled: Keras makes a new object each time."""
 
-    And the learning rate of the template, after how many steps.
-    """
+    template: Any
+    parallel: Any
+    learning_rate: float | None  # of the template
+    iterations: float | None  # after how many steps
+
+
+def compilation(parallel: Any) -> Compilation:
+    """How a template and its parallel model are compiled now."""
     optimizer: Any = getattr(parallel.template, "optimizer", None)
     given = (getattr(optimizer, name, None) for name in ("learning_rate", "iterations"))
     numbers = [None if one is None else float(keras.ops.convert_to_tensor(one)) for one in given]
     both = [getattr(one, "_compile_config", None) for one in (parallel.template, parallel)]
-    return [*both, *numbers]
+    return Compilation(*both, *numbers)
 
 
 def check_compiled(parallel: Any, method: str) -> None:
@@ -104,34 +110,40 @@ def check_compiled(parallel: Any, method: str) -> None:
     if not parallel.compiled and parallel.template.compiled:
         cure = ", or compile the template before `make_parallel`, which then compiles the parallel "
         cure += "model likewise."
-        if parallel._parallel_compilations:  # it was, and could not be copied: a warning said why
+        if parallel._parallel_compilation:  # it was, and could not be copied: a warning said why
             cure = ": how its template is compiled could not be copied."
         raise ValueError(
             f"A parallel model is compiled apart from its template. Received: `{method}` of the "
             f"parallel model {parallel.name!r}, which is not compiled; its template is. Call "
             f"`parallel.compile(...)`{cure}"
         )
-    before = parallel._parallel_compilations
-    now = before and compilations(parallel)
-    is_compiled = now and now[0] is not before[0]
-    is_set = now and now[2] != before[2] and now[3] == before[3]  # not by a schedule
-    if now and now[1] is before[1] and (is_compiled or is_set):
-        parallel._parallel_compilations = None
+    if parallel._parallel_compilation:
+        _warn_of_compiling(parallel, method, parallel._parallel_compilation)
+
+
+def _warn_of_compiling(parallel: Any, method: str, before: Compilation) -> None:
+    """Warns once if only the template was compiled again, or got another learning rate."""
+    now = compilation(parallel)
+    is_compiled = now.template is not before.template
+    is_by_steps = now.iterations != before.iterations  # a schedule
+    is_set = now.learning_rate != before.learning_rate and not is_by_steps
+    if now.parallel is not before.parallel or not (is_compiled or is_set):
+        return
+    parallel._parallel_compilation = None
+    told = (
+        "The template was compiled again after `make_parallel`; the parallel model "
+        f"{parallel.name!r} goes on as it was compiled."
+    )
+    cure = "Call `parallel.compile(...)` too"
+    if not is_compiled:
         told = (
-            "The template was compiled again after `make_parallel`; the parallel model "
-            f"{parallel.name!r} goes on as it was compiled."
+            "The learning rate of the template's optimizer was set after `make_parallel`; the "
+            f"parallel model {parallel.name!r} has an optimizer of its own."
         )
-        cure = "Call `parallel.compile(...)` too"
-        if not is_compiled:
-            told = (
-                "The learning rate of the template's optimizer was set after `make_parallel`; the "
-                f"parallel model {parallel.name!r} has an optimizer of its own."
-            )
-            cure = "Set `parallel.optimizer.learning_rate`"
-        warnings.warn(
-            f"{told} Received: `{method}` of the parallel model. {cure}, if it is meant.",
-            stacklevel=5,
-        )
+        cure = "Set `parallel.optimizer.learning_rate`"
+    warnings.warn(
+        f"{told} Received: `{method}` of the parallel model. {cure}, if it is meant.", stacklevel=6
+    )
 
 
 def controls(template: Any) -> tuple[Any, Any]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from typing import Any
 
+import h5py
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.modes.apart import set_apart, warn_of_equal
-from keras_multigpu.modes.committee import clone
+from keras_multigpu.modes.committee import clone, set_apart, warn_of_equal
 from keras_multigpu.modes.own_losses import OwnLosses
-from keras_multigpu.modes.settings import (
-    changed_settings,
-    flags_of,
-    follow,
-    frozen_apart,
-    settings_of,
-)
+from keras_multigpu.modes.settings import Settings
 
 
 class Members(OwnLosses):
@@ -26,8 +20,7 @@ class Members(OwnLosses):
 
     _parallel_homes: Sequence[str]
     train_function: Any
-    _parallel_settings: Mapping[int, Mapping[str, Any]]  # of the template's layers
-    _parallel_flags: Mapping[int, bool] = {}  # whether these, and their weights, were trained
+    _parallel_settings: Settings  # of the template
     _parallel_are_compared = False  # whether their weights were, before a training
 
     @property
@@ -35,9 +28,13 @@ class Members(OwnLosses):
         """The replicas after the first, if they are independent."""
         return list(self._parallel_clones)
 
-    def _parallel_clone(self, number: int, device: str) -> keras.Model:
-        with engines.current().on_device(device):
-            return clone(self.template, number)
+    def _parallel_make_clones(self) -> None:
+        self._parallel_settings, clones = Settings(self.template), []
+        for number, home in enumerate(self._parallel_homes[1:], 1):
+            with engines.current().on_device(home):
+                clones.append(clone(self.template, number))
+        self._parallel_clones = clones
+        self._parallel_follow()  # a configuration doesn't say which weights are frozen
 
     def _parallel_set_apart(self) -> None:
         """Gives the clones their own numbers again, once they are built."""
@@ -78,23 +75,64 @@ class Members(OwnLosses):
 
     def _parallel_follow(self) -> None:
         """Changes what is frozen, and settings, in all replicas as in the template."""
+        if self._parallel_clones:
+            self._parallel_settings.follow(self._parallel_clones)
+
+    @property
+    def metrics(self) -> list[keras.Metric]:
+        """The metrics; those inside layers are the template's, and see the mean of the replicas."""
+        hidden = {id(metric) for one in self._parallel_clones for metric in engines.metrics_of(one)}
+        return [metric for metric in super().metrics if id(metric) not in hidden]
+
+    @property
+    def losses(self) -> list[Any]:
+        """The losses of the last call, and the penalties of shared weights.
+
+        The penalties of independent replicas' weights are computed on their devices, and added
+        in the call.
+        """
+        losses = super().losses
         if not self._parallel_clones:
+            return losses
+        in_replicas = {id(v) for model in self.replicas for v in model.trainable_variables}
+        penalized = [v for v in self.trainable_variables if v.regularizer is not None]
+        kept = len(losses) - len(penalized)
+        penalties = [p for v, p in zip(penalized, losses[kept:]) if id(v) not in in_replicas]
+        return losses[:kept] + penalties
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the weights from a file, as Keras does.
+
+        Raises:
+            ValueError: if the file has not the weights of all replicas and of the mix.
+        """
+        if self._parallel_options["replicas"] == "shared":
+            super().load_weights(*args, **kwargs)
             return
-        before, now = self._parallel_settings, settings_of(self.template)
-        self._parallel_settings, changed = now, changed_settings(before, now)
-        for model in self._parallel_clones:
-            apart = list(frozen_apart(self.template, model, self._parallel_flags))
-            follow(self.template, model, changed)
-            if apart:
-                _warn_of_freezing(model, apart[0])
-        self._parallel_flags = flags_of(self.template)
+        path = args[0] if args else kwargs.get("filepath")
+        count, here = _members_in(path), len(self.replicas)
+        may_skip = kwargs.get("skip_mismatch") or any(args[1:2])
+        if count is not None and (count > here or (count < here and not may_skip)):
+            # Keras would leave some out, and say nothing, or fail after it has loaded others.
+            raise _refused(path, f"with the weights of {count}, for a committee of {here}.")
+        try:
+            super().load_weights(*args, **kwargs)
+        except ValueError as error:
+            raise _refused(path, f"from which Keras could not load all: {error}") from error
 
 
-def _warn_of_freezing(model: keras.Model, one: Any) -> None:
-    """Warns of a layer, or a weight, that is `trainable` as the template's again."""
-    warnings.warn(
-        "The members of a committee are frozen and unfrozen as their template is. Received: "
-        f"trainable={not one.trainable} for {one.name!r} in the member {model.name!r}, which is "
-        "undone. Set it in `parallel.template`, and so in all members: one alone can't be frozen.",
-        stacklevel=3,
+def _members_in(path: Any) -> int | None:
+    """How many members a weights file has, 1 of a plain model; `None` if it does not say."""
+    if not (str(path).endswith(".weights.h5") and os.path.isfile(path) and h5py.is_hdf5(path)):
+        return None
+    with h5py.File(path, "r") as file:
+        return 1 + len(file["clones"]) if "clones" in file else 1
+
+
+def _refused(path: Any, why: str) -> ValueError:
+    """The error for weights of another kind of model."""
+    return ValueError(
+        "A committee reads the weights of a committee: of as many replicas, with the same mix. "
+        f"Received: {path}, {why} Give a plain model's weights to each replica: "
+        "`for one in committee.replicas: one.load_weights(path)`."
     )

@@ -10,28 +10,22 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.modes.losses import add_losses
-from keras_multigpu.modes.placed import PlacedModel
+from keras_multigpu.modes.base import ParallelModel
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
-class ModelParallel(PlacedModel):
+class ModelParallel(ParallelModel):
     """One model whose layers, with their weights, are on different devices.
 
     On TensorFlow the graph is cut into stages, each on one device; only the outputs of stages, and
     their gradients, cross between devices. On JAX, of subclassed models, and with
     `placement="spread"`, large layers are spread over all devices: each has a part of the kernel.
-
-    Args:
-        template: the model to make parallel.
-        devices: the devices to use, as `keras_multigpu.list_devices` names them.
-        placement: the number of each layer's device, by the layer's name or a regular
-            expression; `"spread"` for all devices; `None` for an automatic choice.
+    `make_parallel` has the option.
     """
 
     mode = "model"
     _parallel_names = ("placement", "stages")
-    _parallel_hidden = PlacedModel._parallel_hidden | {"stages"}
+    _parallel_hidden = ParallelModel._parallel_hidden | {"stages"}
     _parallel_runner: engines.ModelRunner
 
     def __init__(
@@ -43,15 +37,14 @@ class ModelParallel(PlacedModel):
     ):
         if isinstance(placement, Mapping):
             placement = {name: int(number) for name, number in placement.items()}
-        super().__init__(template, devices, {"placement": placement})
-        self._parallel_run_on(engines.current().model_runner.make(template, devices, placement))
+        options = {"placement": placement}
+        super().__init__(template, devices, options)
+        self._parallel_run_on(engines.current().model_runner.make(template, devices, options))
 
     def _parallel_lay_out(self) -> None:
+        """Also says that devices get no layer, where that can't be meant."""
         super()._parallel_lay_out()
-        self._parallel_warn_of_idle(self._parallel_options["placement"])
-
-    def _parallel_warn_of_idle(self, placement: Any) -> None:
-        """Says that devices get no layer, where that can't be meant."""
+        placement = self._parallel_options["placement"]
         count, used = len(self.devices), len(self.devices) - self._parallel_idle
         if 0 < used < count and isinstance(placement, Mapping):
             where = "one" if used == 1 else f"{used}"
@@ -59,7 +52,7 @@ class ModelParallel(PlacedModel):
                 f"All layers are on {where} of {count} devices. Received: "
                 f"placement={placement!r}. Give some layers another number"
                 f"{'' if used == 1 else f', or `n_gpus={used}`'}.",
-                stacklevel=7,
+                stacklevel=6,
             )
         elif 0 < used < count and placement is None:
             warnings.warn(
@@ -68,16 +61,8 @@ class ModelParallel(PlacedModel):
                 f"stage{'' if used == 1 else 's'}. Give `n_gpus={used}`, or `mode='data'`; or, "
                 "if it has large `Dense`, `EinsumDense`, `Embedding` or attention layers, "
                 "`placement='spread'`, which divides them.",
-                stacklevel=7,
+                stacklevel=6,
             )
-
-    @classmethod
-    def _parallel_runner_class(cls) -> type[engines.ModelRunner]:
-        return engines.current().model_runner
-
-    @classmethod
-    def _parallel_check(cls, options: Mapping[str, Any]) -> None:
-        """Nothing: only the runner can check a placement, together with the model."""
 
     @classmethod
     def _parallel_on_fewer(cls, options: Mapping[str, Any]) -> str:
@@ -124,11 +109,6 @@ class ModelParallel(PlacedModel):
     def _parallel_least_bytes(self, rows: int) -> int | None:
         """As in all modes: the bytes that the default placement would send."""
         return self._parallel_runner.least_bytes(rows)
-
-    def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self._parallel_runner.run((args, kwargs))
-        add_losses(self, result.losses)
-        return result.outputs
 
     def _parallel_check_change(self, method: str) -> None:
         raise ValueError(

@@ -22,8 +22,6 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.engines.shared import unchanged
-
 # State of Keras's trainers: the optimizer, compiled settings, traced functions, progress of a run.
 PER_COMPILED = frozenset(
     """
@@ -45,26 +43,22 @@ PER_LAYER = frozenset(
     """.split()
 )
 
+KERAS_STEPS = frozenset({"train_step", "test_step", "predict_step"})
+# Methods of a mode, and steps, which no attribute of the template replaces.
+_MODES_OWN = KERAS_STEPS | {"call", "compute_loss", "get_config", "stateless_call"}
+
 PREFIX = "_parallel_"
-_NOTHING: Any = object()
 
 
 @dataclasses.dataclass
 class _Own:
-    """The attributes of a parallel model alone.
+    """The attributes of a parallel model alone."""
 
-    Attributes:
-        mode: the mode's values, by names that begin with `_parallel_`.
-        keras: Keras's values, by names of `PER_COMPILED` and `PER_LAYER`.
-        computing: how many scopes `computing` are open.
-        in_call: whether Keras's `__call__` is running.
-        templates: the template's values of `PER_COMPILED`, while it has this model's instead.
-    """
-
-    mode: dict[str, Any] = dataclasses.field(default_factory=dict)
-    keras: dict[str, Any] = dataclasses.field(default_factory=dict)
-    computing: int = 0
-    in_call: bool = False
+    mode: dict[str, Any] = dataclasses.field(default_factory=dict)  # by `_parallel_...`
+    keras: dict[str, Any] = dataclasses.field(default_factory=dict)  # of both groups above
+    in_call: bool = False  # whether Keras's `__call__` is running
+    computing: int = 0  # how many scopes `computing` are open
+    # The template's values of `PER_COMPILED`, while it has this model's instead.
     templates: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -72,7 +66,6 @@ class OneModel(keras.Model):
     """A model that shares its `__dict__` with another one, its template."""
 
     __slots__ = ("_parallel_own",)
-    _parallel_properties: frozenset[str]
     _parallel_template: keras.Model
     # Hidden from Keras's walk over a model's parts, whose paths name the weights in a file.
     _parallel_hidden = frozenset({"template"})
@@ -93,12 +86,14 @@ class OneModel(keras.Model):
         if name.startswith(PREFIX):
             mode = own(self).mode
             return mode[name] if name in mode else super().__getattribute__(name)
+        if name in _MODES_OWN:
+            return self._parallel_method(name)
         return rebound(self, super().__getattribute__(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith(PREFIX):
             own(self).mode[name] = value
-        elif name in self._parallel_properties:
+        elif isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)  # untracked: Keras's trackers are the template's
             if name == "optimizer" and hasattr(value, "_trackable_children"):
                 # A checkpoint of TensorFlow's that was read before may have its state.
@@ -157,6 +152,13 @@ class OneModel(keras.Model):
         is_tracked = hasattr(optimizer, "_trackable_children")
         return {**children, "optimizer": optimizer} if is_tracked else children
 
+    def _parallel_method(self, name: str) -> Any:
+        """The method of this model's mode; else the template's."""
+        definer = next(cls for cls in type(self).__mro__ if name in vars(cls))
+        if issubclass(definer, OneModel):
+            return types.MethodType(vars(definer)[name], self)
+        return self._parallel_inherited(name)
+
     def _parallel_inherited(self, name: str) -> Any:
         """The template's method, from its instance or its class, bound to this model."""
         if name in vars(self):
@@ -183,10 +185,10 @@ def rebound(model: OneModel, value: Any) -> Any:
     return value
 
 
-def kept_apart(name: str, inherited: Any = _NOTHING) -> property:
+def kept_apart(name: str, inherited: Any) -> property:
     """A property whose value belongs to the parallel model alone.
 
-    `inherited` is a base class's value, used while nothing is set.
+    `inherited` is a base class's value, used while nothing is set; `...` if there is none.
     """
 
     def place(self: Any) -> dict[str, Any]:
@@ -194,18 +196,21 @@ def kept_apart(name: str, inherited: Any = _NOTHING) -> property:
         return vars(self) if is_shown else own(self).keras
 
     def get(self: Any) -> Any:
-        found = place(self).get(name, inherited)
-        if found is _NOTHING:
+        values = place(self)
+        if name in values:
+            return values[name]
+        if inherited is ...:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        is_set = found is not inherited
-        return found if is_set or not hasattr(found, "__get__") else found.__get__(self, type(self))
+        bind = getattr(inherited, "__get__", None)
+        return inherited if bind is None else bind(self, type(self))
 
     def put(self: Any, value: Any) -> None:
         place(self)[name] = value
 
     def remove(self: Any) -> None:
-        if place(self).pop(name, _NOTHING) is _NOTHING:
+        if name not in place(self):
             raise AttributeError(name)
+        del place(self)[name]
 
     return property(get, put, remove)
 
@@ -227,9 +232,8 @@ def computing(model: OneModel) -> Iterator[None]:
         mine.computing += 1
         if id(shared) not in _shown:
             _shown[id(shared)] = mine
-            templates = _move(shared, {})
+            mine.templates = _move(shared, {})
             _move(mine.keras, shared)
-            mine.templates = templates
     try:
         yield
     finally:
@@ -239,11 +243,6 @@ def computing(model: OneModel) -> Iterator[None]:
                 del _shown[id(shared)]
                 _move(shared, mine.keras)
                 shared.update(mine.templates)
-
-
-def calling(model: OneModel) -> contextlib.AbstractContextManager[None]:
-    """Scope in which Keras's `__call__` leaves to the template what its own call does."""
-    return unchanged(own(model), "in_call", True)
 
 
 @contextlib.contextmanager

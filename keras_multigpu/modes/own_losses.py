@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,16 +12,20 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice
 from keras_multigpu.layers.outputs import are_alike
-from keras_multigpu.modes.committee import mean_of_apart
-from keras_multigpu.modes.mixed import MixedModel
+from keras_multigpu.modes.disagreement import UnmixedModel
+from keras_multigpu.modes.mixed import call_mix
 
 _CURE = "Set `parallel.loss_of = 'mix'` and compile the model again."
 
 
-class OwnLosses(MixedModel):
+class OwnLosses(UnmixedModel):
     """A mixed model that can train each replica by its own loss."""
 
     _parallel_has_train_step = False  # the template's own, which may go round `compute_loss`
+    _parallel_mixed: Any = None  # the outputs of the latest call
+    _parallel_results: Sequence[engines.Result] = ()  # the replicas', which were mixed
+    _parallel_is_in_step = False  # of Keras's
+    _parallel_mix_metric: keras.Metric  # the mix's loss, where the replicas' own are reported
 
     @property
     def loss_of(self) -> str:
@@ -44,13 +49,18 @@ class OwnLosses(MixedModel):
         """Whether several models are trained, each with its own loss."""
         return self.loss_of == "replicas" and bool(self._parallel_clones)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
+    def _parallel_on_compiling(self, name: str, value: Any) -> None:
+        super()._parallel_on_compiling(name, value)
         if name == "optimizer" and value is not None and self.loss_of == "replicas":
             self._parallel_check_mix()
             if self._parallel_clones:
                 self._parallel_check_step()
-        super().__setattr__(name, value)
+
+    def _parallel_place_updates(self, optimizer: Any) -> None:
+        apart = self._parallel_trained_apart
+        self._parallel_runner.place_updates(optimizer, apart=apart)
+        if apart:
+            _check_loss_scale(optimizer)
 
     def _parallel_check_step(self) -> None:
         """Refuses a step of the template's that reads what each replica has of its own."""
@@ -77,12 +87,15 @@ class OwnLosses(MixedModel):
 
     @contextlib.contextmanager
     def _parallel_in_step(self) -> Iterator[None]:
-        latest = self._parallel_latest
-        latest.is_in_step = True
+        self._parallel_is_in_step = True
         try:
             yield
         finally:  # the outputs would keep the step's graph
-            latest.is_in_step, latest.mixed, latest.outputs, latest.losses = False, None, [], []
+            self._parallel_is_in_step, self._parallel_mixed, self._parallel_results = (
+                False,
+                None,
+                (),
+            )
 
     @property
     def _parallel_shows_mix_loss(self) -> bool:
@@ -99,7 +112,7 @@ class OwnLosses(MixedModel):
         metrics = super().metrics
         if not self._parallel_shows_mix_loss:
             return metrics
-        return [*metrics[:1], self._parallel_latest.mix_loss, *metrics[1:]]
+        return [*metrics[:1], self._parallel_mix_metric, *metrics[1:]]
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
         """The loss of the mix, or the mean of the replicas' own losses.
@@ -109,8 +122,7 @@ class OwnLosses(MixedModel):
         Raises:
             ValueError: if the replicas' own losses can't be computed.
         """
-        latest = self._parallel_latest
-        is_of_step = training or latest.is_in_step  # Keras also calls it to build the loss
+        is_of_step = training or self._parallel_is_in_step  # Keras also calls it to build the loss
         given = {"sample_weight": sample_weight, "training": training}
         if not is_of_step:
             return self._parallel_inherited("compute_loss")(x, y, y_pred, **given)
@@ -118,19 +130,20 @@ class OwnLosses(MixedModel):
             with self._parallel_runner.acting_for_all():
                 return self._parallel_inherited("compute_loss")(x, y, y_pred, **given)
         self._parallel_check_mix()
-        if y_pred is not latest.mixed:
+        if y_pred is not self._parallel_mixed:
             raise ValueError(
                 "With `loss_of='replicas'` the loss is the mean of the replicas' own losses, which "
                 "needs `compute_loss` to be given the model's outputs as they are. Received: "
                 f"y_pred={y_pred}. {_CURE}"
             )
-        outputs = [self._parallel_own_outputs(one, x) for one in latest.outputs]
+        outputs = [self._parallel_own_outputs(one.outputs, x) for one in self._parallel_results]
         losses = self._parallel_losses(x, y, outputs, given)
         # A step of your own on JAX may have no values of metrics: then it reports none.
         if self._parallel_shows_mix_loss and engines.are_given(self.metrics_variables):
             mix_loss = self._parallel_mix_loss(x, y, y_pred, given)
-            latest.mix_loss.update_state(mix_loss, engines.count_rows(_first((x, y_pred))))
-        return mean_of_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)
+            rows = engines.count_rows(_first((x, y_pred)))
+            self._parallel_mix_metric.update_state(mix_loss, rows)
+        return _mean_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)
 
     @property
     def _parallel_acts(self) -> bool:
@@ -146,14 +159,14 @@ class OwnLosses(MixedModel):
             return [own_loss(x, y, one, **given) for one in outputs]
         losses = []
         for number, one in enumerate(outputs):
-            own = self._parallel_latest.losses[number]
+            own = self._parallel_results[number].losses
             with self._parallel_runner.acting(number, own, keep=keep):
                 losses.append(self.template.compute_loss(x, y, one, **given))
         return losses
 
     def _parallel_mix_loss(self, x: Any, y: Any, mixed: Any, given: dict[str, Any]) -> Any:
         """The loss of the mix: if it reads what each replica has of its own, the mean of theirs."""
-        count = len(self._parallel_latest.outputs) if self._parallel_acts else 1
+        count = len(self._parallel_results) if self._parallel_acts else 1
         with _kept(self.metrics_variables):
             losses = self._parallel_losses(x, y, [mixed] * count, given, keep=False)
         return sum(losses) / count
@@ -166,9 +179,33 @@ class OwnLosses(MixedModel):
         the targets: it then mixes copies of these outputs, one for each replica.
         """
         is_function = isinstance(self._parallel_mix, keras.layers.Lambda)
-        if is_function and are_alike(outputs, self._parallel_latest.mixed):
+        if is_function and are_alike(outputs, self._parallel_mixed):
             return outputs
-        return self._parallel_mix_outputs([outputs] * len(self._parallel_latest.outputs), features)
+        return call_mix(self._parallel_mix, [outputs] * len(self._parallel_results), features)
+
+
+@keras.ops.custom_gradient
+def _mean_apart(*losses: Any) -> Any:
+    """The mean of losses, with the gradient of their sum: each loss is minimized separately."""
+
+    def backward(*args: Any, upstream: Any = None) -> tuple[Any, ...]:
+        (upstream,) = args if upstream is None else (upstream,)  # by the backend
+        return (upstream,) * len(losses)
+
+    return sum(losses) / len(losses), backward
+
+
+def _check_loss_scale(optimizer: keras.Optimizer) -> None:
+    """Warns of an optimizer that skips steps, because it skips them for all members."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        warnings.warn(
+            "Where gradients overflow, a `LossScaleOptimizer` skips the step. With "
+            "`loss_of='replicas'` the replicas are trained apart but share one optimizer, so "
+            "an overflow in one of them skips the step for all. Received: "
+            f"optimizer={optimizer.name!r}. Use the policy 'mixed_bfloat16', which needs no loss "
+            "scale.",
+            stacklevel=4,
+        )
 
 
 @contextlib.contextmanager

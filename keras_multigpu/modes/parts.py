@@ -16,6 +16,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.engines.shared import unchanged
+from keras_multigpu.engines.templates import having_method
 
 
 class Parts:
@@ -24,10 +25,6 @@ class Parts:
     A `train_step` may call `self.encoder(x)`, and never `self(x)`. While it runs, every layer has
     other methods: its `call` spreads the batch, as `self(x)` does. Only what the step itself calls
     is spread, not what layers call in turn, nor what other threads call.
-
-    Args:
-        model: the data-parallel model.
-        runner: its runner.
     """
 
     def __init__(self, model: Any, runner: engines.DataRunner):
@@ -76,10 +73,11 @@ class Parts:
         methods = {"call": self._call, "stateless_call": self._stateless_call}
         return methods if layer.built else {**methods, "build": _build}
 
-    @contextlib.contextmanager
-    def _replaced(self, layer: keras.Layer, name: str, run: Callable[..., Any]) -> Iterator[None]:
+    def _replaced(
+        self, layer: keras.Layer, name: str, run: Callable[..., Any]
+    ) -> contextlib.AbstractContextManager[None]:
         """Scope in which `run` replaces a layer's method for calls that the step makes itself."""
-        own, is_set = getattr(layer, name), name in vars(layer)
+        own = getattr(layer, name)
 
         @functools.wraps(own)
         def method(*args: Any, **kwargs: Any) -> Any:
@@ -88,14 +86,7 @@ class Parts:
             with self.at_rest():
                 return run(layer, own, args, kwargs)
 
-        # Bypasses Keras's `__setattr__`, which would track the value.
-        object.__setattr__(layer, name, method)
-        try:
-            yield
-        finally:
-            vars(layer).pop(name)
-            if is_set:
-                object.__setattr__(layer, name, own)
+        return having_method(layer, name, method)
 
     def _call(self, layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not layer.built:  # Keras builds it by this call
@@ -111,7 +102,7 @@ class Parts:
             layer._clear_losses()  # of this trial
         # Keras applies the regularizer afterwards, to the outputs of the whole batch.
         with unchanged(layer, "activity_regularizer", None):
-            return runner.call((args, kwargs)).outputs
+            return runner.run((args, kwargs)).outputs
 
     def _stateless_call(
         self, layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any
@@ -119,8 +110,18 @@ class Parts:
         runner = self._runner_of(layer)
         return runner.stateless_call(own, args, kwargs) if runner else own(*args, **kwargs)
 
+    def _runner_of(self, layer: keras.Layer) -> engines.DataRunner | None:
+        """What runs a layer; `None` if it runs as it is."""
+        if id(layer) not in self._known:
+            runner = self._runner.for_part(layer)
+            if runner is not None and _is_called_otherwise(layer):
+                self._warn_of_own_call(layer)  # a replica would apply it again
+                runner = None
+            self._known[id(layer)] = layer, runner
+        return self._known[id(layer)][1]
+
     def _warn_of_own_call(self, layer: keras.Layer) -> None:
-        """Warns once of a class that overrides `__call__`: a replica would apply it again."""
+        """Warns once of a class that overrides `__call__`."""
         text = (
             f"{layer.name!r}, which a step of {self._model.name!r} calls, is not spread over the "
             f"devices, because {type(layer).__name__} overrides `__call__`. The numbers are those "
@@ -129,16 +130,6 @@ class Parts:
         if len(self._model.devices) > 1 and text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, stacklevel=2)
-
-    def _runner_of(self, layer: keras.Layer) -> engines.DataRunner | None:
-        """What runs a layer; `None` if it runs as it is."""
-        if id(layer) not in self._known:
-            is_own = _is_called_otherwise(layer)
-            runner = None if is_own else self._runner.for_part(layer)
-            if is_own and self._runner.for_part(layer) is not None:
-                self._warn_of_own_call(layer)
-            self._known[id(layer)] = layer, runner
-        return self._known[id(layer)][1]
 
 
 def _is_called_otherwise(layer: keras.Layer) -> bool:

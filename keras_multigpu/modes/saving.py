@@ -17,6 +17,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_again
+from keras_multigpu.engines.templates import having_method
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.building import build_parallel, making_template
 from keras_multigpu.modes.one_model import OneModel
@@ -178,20 +179,14 @@ class SavedModel(OneModel):
         self.template.load_own_variables(store)
 
 
-@contextlib.contextmanager
-def _without_compiling(template: keras.Model) -> Iterator[None]:
+def _without_compiling(template: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Scope in which Keras does not ask a template how it is compiled, unless it is.
 
     A `get_compile_config` of the user's may need what `compile` of the parallel model has set.
     """
     if template.compiled or "get_compile_config" in vars(template):
-        yield
-        return
-    vars(template)["get_compile_config"] = lambda: None
-    try:
-        yield
-    finally:
-        del vars(template)["get_compile_config"]
+        return contextlib.nullcontext()
+    return having_method(template, "get_compile_config", lambda: None)
 
 
 def _legacy_error(received: str) -> ValueError:
@@ -222,15 +217,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(filepath: Any, room: int = 0) -> Iterator[Any]:
     """Yields a temporary path; at the end, that file replaces the one at `filepath`.
 
-    Yields `filepath` itself if it is no local path (an open file, `"gs://..."`), or if Keras
-    refuses its ending.
-
-    Args:
-        filepath: the file's path.
-        room: how many free bytes to reserve before writing begins.
-
-    Raises:
-        OSError: if it can't be written; an existing file stays unchanged.
+    It reserves `room` bytes first. If it can't be written, an existing file stays unchanged. Yields
+    `filepath` itself if that is no local path (an open file, `"gs://..."`), or if Keras refuses its
+    ending.
     """
     path = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
     if "://" in path or not path.endswith((".weights.h5", ".keras")):

@@ -6,7 +6,8 @@ import contextlib
 import enum
 import functools
 import types
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -31,10 +32,40 @@ def _kerass_own() -> frozenset[str]:
     return frozenset({*_LATER, *(name for one in plain for name in vars(one))})
 
 
-def settings_of(model: keras.Model) -> dict[int, dict[str, Any]]:
+class Settings:
+    """What is set in the layers of a model, and which of its parts are trained, so far.
+
+    Args:
+        template: the model.
+    """
+
+    def __init__(self, template: keras.Model):
+        self._template = template
+        self._values = _settings_of(template)
+        self._flags: dict[int, bool] = {}
+
+    def follow(self, models: Iterable[keras.Model]) -> None:
+        """Changes settings of clones as they have changed in the template; freezes them alike."""
+        before, self._values = self._values, _settings_of(self._template)
+        now = self._values.items()
+        changed = {key: _changed(before[key], own) for key, own in now if key in before}
+        for model in models:
+            apart = [
+                own
+                for one, own in _parts(self._template, model)
+                if own.trainable not in (one.trainable, self._flags.get(id(one), own.trainable))
+            ]
+            _follow(self._template, model, changed)
+            if apart:
+                _warn_of_freezing(model, apart[0])
+        both = _parts(self._template, self._template)
+        self._flags = {id(one): one.trainable for one, _ in both}
+
+
+def _settings_of(model: keras.Model) -> dict[int, dict[str, Any]]:
     """The plain values that are attributes of each layer, by the layer's `id`; not Keras's own."""
     found = {}
-    for layer in model._flatten_layers():
+    for layer in engines.all_layers(model):
         found[id(layer)] = {
             name: _copied(value)
             for name, value in vars(layer).items()
@@ -45,18 +76,12 @@ def settings_of(model: keras.Model) -> dict[int, dict[str, Any]]:
     return found
 
 
-def changed_settings(
-    before: Mapping[int, Mapping[str, Any]], now: Mapping[int, Mapping[str, Any]]
-) -> dict[int, dict[str, Any]]:
-    """The settings that differ, of layers that are in both."""
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a layer that differ from those before."""
     return {
-        key: {
-            name: value
-            for name, value in own.items()
-            if name not in before[key] or not _are_equal(before[key][name], value)
-        }
-        for key, own in now.items()
-        if key in before
+        name: value
+        for name, value in now.items()
+        if name not in before or not _are_equal(before[name], value)
     }
 
 
@@ -109,41 +134,43 @@ def _are_equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def flags_of(template: keras.Model) -> dict[int, bool]:
-    """Whether each layer and each weight is trained, by its `id`."""
-    return {id(one): one.trainable for one in (*template._flatten_layers(), *template.variables)}
+def pairs(template: keras.Model, model: keras.Model) -> Iterator[tuple[Any, Any]]:
+    """The layers of a model and of its clone, two by two."""
+    return zip(engines.all_layers(template), engines.all_layers(model))
 
 
-def frozen_apart(
-    template: keras.Model, model: keras.Model, flags: Mapping[int, bool]
-) -> Iterator[Any]:
-    """The layers and weights of a clone that were frozen or unfrozen alone.
-
-    `flags`: those of the template, and of the clone, before.
-    """
-    for one, own in (*pairs(template, model), *zip(template.variables, model.variables)):
-        if own.trainable not in (one.trainable, flags.get(id(one), own.trainable)):
-            yield own
+def _parts(template: keras.Model, model: keras.Model) -> Iterator[tuple[Any, Any]]:
+    """What can be frozen in a model and in its clone, two by two: layers, then their weights."""
+    yield from pairs(template, model)
+    yield from zip(template.variables, model.variables)
 
 
-def follow(
+def _warn_of_freezing(model: keras.Model, one: Any) -> None:
+    """Warns of a layer, or a weight, that is `trainable` as the template's again."""
+    warnings.warn(
+        "The members of a committee are frozen and unfrozen as their template is. Received: "
+        f"trainable={not one.trainable} for {one.name!r} in the member {model.name!r}, which is "
+        "undone. Set it in `parallel.template`, and so in all members: one alone can't be frozen.",
+        stacklevel=4,
+    )
+
+
+def _follow(
     template: keras.Model, model: keras.Model, changed: Mapping[int, Mapping[str, Any]]
 ) -> None:
-    """Freezes and unfreezes a clone's layers like the template's, and changes their settings.
+    """Freezes and unfreezes a clone's parts like the template's, and changes its settings.
 
     `changed`: new values of settings, by the `id` of the template's layer.
     """
     for layer, own in pairs(template, model):
-        if own.trainable != layer.trainable:
-            own.trainable = layer.trainable
         settings = dict(changed.get(id(layer), {}))
         if settings.pop(_ADAPTED, None) is not None:
             engines.current().in_fresh_thread(functools.partial(_adapt_alike, layer, own))
         for name, value in settings.items():
             setattr(own, name, _copied(value))
-    for variable, own in zip(template.variables, model.variables):
-        if own.trainable != variable.trainable:
-            own.trainable = variable.trainable
+    for one, own in _parts(template, model):
+        if own.trainable != one.trainable:
+            own.trainable = one.trainable
 
 
 def _adapt_alike(layer: keras.Layer, own: keras.Layer) -> None:
@@ -154,9 +181,3 @@ def _adapt_alike(layer: keras.Layer, own: keras.Layer) -> None:
         own.set_vocabulary(layer.get_vocabulary(include_special_tokens=False))
     if hasattr(own, "finalize_state"):
         own.finalize_state()
-
-
-def pairs(template: keras.Model, model: keras.Model) -> Iterator[tuple[Any, Any]]:
-    """The layers of a model and of its clone, two by two."""
-    # Keras has no public walk over the layers within layers.
-    return zip(template._flatten_layers(), model._flatten_layers())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Sequence
@@ -9,24 +10,19 @@ from typing import Any
 
 import keras
 
-from keras_multigpu import engines
 from keras_multigpu.modes.forgotten import check_compiled, check_controls, controls, note_use
+from keras_multigpu.modes.one_model import KERAS_STEPS, computing
 from keras_multigpu.modes.saving import SavedModel
 from keras_multigpu.progress import with_first_told
 
 
 class SteppedModel(SavedModel):
-    """A model whose steps a backend's engine makes, on several devices.
-
-    Attributes:
-        devices: the names of the devices in use.
-        mode: the name of the mode.
-    """
+    """A model whose steps a backend's engine makes, on several devices."""
 
     mode: str
     _parallel_runner: Any
     _parallel_is_looping = False
-    _parallel_compilations: list[Any] | None = None  # when it was compiled like its template
+    _parallel_compilation: Any = None  # when it was compiled like its template
     _parallel_undone: str | None = None  # the option that has made it uncompiled
 
     def __init__(self, template: keras.Model, devices: Sequence[str]):
@@ -38,13 +34,32 @@ class SteppedModel(SavedModel):
         """The names of the devices in use."""
         return self._parallel_devices
 
-    def _parallel_run_on(self, runner: engines.Runner) -> None:
-        """Sets the runner: called once, when the mode's parts are made."""
-        self._parallel_runner = runner
-        self._parallel_steps = engines.current().steps(self, runner)
+    def _parallel_place(self) -> None:
+        """Moves the weights back to this model's devices."""
+        self._parallel_runner.place()
 
     def _parallel_retrace(self) -> None:
         """Drops what was planned: the template may have changed."""
+
+    def _parallel_method(self, name: str) -> Any:
+        bound = super()._parallel_method(name)
+        is_step = name in KERAS_STEPS
+        if not is_step and name != "stateless_call":
+            return bound
+        if is_step:
+            bound = self._parallel_steps.around(bound, name)
+
+        @functools.wraps(bound)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            within = self._parallel_in_step() if is_step else contextlib.nullcontext()
+            with computing(self), within:  # the template has this model's optimizer
+                return bound(*args, **kwargs)
+
+        return step
+
+    def _parallel_in_step(self) -> contextlib.AbstractContextManager[None]:
+        """The mode's scope around `train_step`, `test_step` and `predict_step`."""
+        return contextlib.nullcontext()
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function of a training step, as Keras does."""
@@ -59,6 +74,7 @@ class SteppedModel(SavedModel):
         return self._parallel_make_step("predict_function", super().make_predict_function, force)
 
     def _parallel_make_step(self, name: str, make: Any, force: bool) -> Any:
+        self._parallel_place()
         before = getattr(self, name)
         if before is None or force:
             self._parallel_retrace()

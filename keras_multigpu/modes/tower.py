@@ -15,32 +15,19 @@ from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.outputs import hand_on_logits
-from keras_multigpu.modes.committee import check_loss_scale, members_in
-from keras_multigpu.modes.losses import add_losses
+from keras_multigpu.modes.base import add_losses
 from keras_multigpu.modes.members import Members
-from keras_multigpu.modes.mixed import LatestUse
-from keras_multigpu.modes.mixes import features_of
+from keras_multigpu.modes.mixed import call_mix, features_of
 from keras_multigpu.modes.one_model import lent
-from keras_multigpu.modes.settings import settings_of
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class TowerParallel(Members):
     """Replicas that see the whole batch, mixed into one prediction.
 
-    Args:
-        template: the model to make parallel: the first replica.
-        devices: the devices to use, as `keras_multigpu.list_devices` names them.
-        replicas: `"shared"`: all have the template's weights, and differ only in their random
-            numbers; `"independent"`: each has separate weights, on its device.
-        mix: how the outputs become one: `"mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras
-            layer, or a function of the list of outputs.
-        num_replicas: the number of replicas; `None` for one per device.
-        loss_of: what is trained: the `"mix"`, or the `"replicas"`. Independent replicas are then
-            trained as separate models: each with the gradients of its own loss, clipped
-            separately. The logs' `loss` is the mean of their losses, and `mix_loss` the loss of
-            the mix. With `None`, independent replicas are trained so, unless the mix has weights
-            or the template has its own `train_step`.
+    `make_parallel` has the options. With `loss_of="replicas"`, independent replicas are trained as
+    separate models: each with the gradients of its own loss, clipped separately. The logs' `loss`
+    is the mean of their losses, and `mix_loss` the loss of the mix.
 
     Attributes:
         clones: the replicas after the first, if they are independent.
@@ -74,14 +61,10 @@ class TowerParallel(Members):
         self._parallel_unmixed_functions = {}
         super().__init__(template, devices, options)
         homes = [self.devices[number % len(self.devices)] for number in range(count)]
-        if replicas == "independent":
-            self._parallel_settings = settings_of(template)
-            self._parallel_clones = [
-                self._parallel_clone(number, homes[number]) for number in range(1, count)
-            ]
-            self._parallel_follow()  # a configuration doesn't say which weights are frozen
         self._parallel_homes = tuple(homes)
-        self._parallel_latest = LatestUse()
+        if replicas == "independent":
+            self._parallel_make_clones()
+        self._parallel_mix_metric = keras.metrics.Mean(name="mix_loss")
         self._parallel_has_train_step = "train_step" in engines.own_steps(template)
         self._parallel_run_on(engines.current().tower_runner(self.replicas, homes))
         self.mix = mix
@@ -89,10 +72,6 @@ class TowerParallel(Members):
     @classmethod
     def _parallel_on_fewer(cls, options: Mapping[str, Any]) -> str:
         return "It computes the same, with several replicas on a device."
-
-    @classmethod
-    def _parallel_runner_class(cls) -> type[engines.TowerRunner]:
-        return engines.current().tower_runner
 
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
@@ -128,13 +107,6 @@ class TowerParallel(Members):
         return f"{super()._parallel_describe()}: {replicas}, mixed by {mix}"
 
     @property
-    def replicas(self) -> tuple[keras.Model, ...]:
-        """The replicas as Keras models: the template, and its clones or itself again."""
-        if self._parallel_options["replicas"] == "independent":
-            return (self.template, *self._parallel_clones)
-        return (self.template,) * self._parallel_options["num_replicas"]
-
-    @property
     def built(self) -> bool:
         """Whether the variables of all replicas and of the mix exist."""
         parts = (self.template, *self._parallel_clones, self._parallel_mix)
@@ -166,7 +138,7 @@ class TowerParallel(Members):
         for model, home in zip(self.replicas, self._parallel_homes):
             with engines.current().on_device(home):
                 outputs.append(model(*args, **kwargs))
-        return self._parallel_mix_outputs(outputs, features_of(args, kwargs))
+        return call_mix(self._parallel_mix, outputs, features_of(args, kwargs))
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._parallel_follow()
@@ -175,7 +147,7 @@ class TowerParallel(Members):
         is_training = kwargs.get("training") or engines.is_training()
         if is_training:
             self._parallel_check_overwritten()
-        if self._parallel_latest.unmixed:
+        if self._parallel_unmixed:
             kwargs = {**kwargs, "training": True}
         with lent(self, self._parallel_clones):  # their `call` may read how the model is compiled
             results = self._parallel_runner.run((args, kwargs))
@@ -185,14 +157,13 @@ class TowerParallel(Members):
         by_loss = zip(*(result.losses for result in results))
         add_losses(self, [sum(losses) / len(results) for losses in by_loss])
         outputs = [result.outputs for result in results]
-        if self._parallel_latest.unmixed is not None:
+        if self._parallel_unmixed is not None:
             return outputs
-        mixed = self._parallel_mix_outputs(outputs, features_of(args, kwargs))
+        mixed = call_mix(self._parallel_mix, outputs, features_of(args, kwargs))
         if is_average(self._parallel_mix) and self._parallel_are_equal(results):
             hand_on_logits(outputs, mixed)
         if self.loss_of == "replicas":
-            self._parallel_latest.mixed, self._parallel_latest.outputs = mixed, outputs
-            self._parallel_latest.losses = [result.losses for result in results]
+            self._parallel_mixed, self._parallel_results = mixed, results
         return mixed
 
     def _parallel_are_equal(self, results: Sequence[engines.Result]) -> bool:
@@ -227,58 +198,8 @@ class TowerParallel(Members):
         for variable, values in updates.values():
             if not keras.backend.is_float_dtype(variable.dtype):
                 variable.assign(values[0])
-            elif self._parallel_latest.unmixed is None:
+            elif self._parallel_unmixed is None:
                 variable.assign(values[0] if len(values) == 1 else sum(values) / len(values))
-
-    @property
-    def metrics(self) -> list[keras.Metric]:
-        """The metrics; those inside layers are the template's, and see the mean of the replicas."""
-        hidden = {id(metric) for one in self._parallel_clones for metric in engines.metrics_of(one)}
-        return [metric for metric in super().metrics if id(metric) not in hidden]
-
-    @property
-    def losses(self) -> list[Any]:
-        """The losses of the last call, and the penalties of shared weights.
-
-        The penalties of independent replicas' weights are computed on their devices, and added
-        in the call.
-        """
-        losses = super().losses
-        if not self._parallel_clones:
-            return losses
-        in_replicas = {id(v) for model in self.replicas for v in model.trainable_variables}
-        penalized = [v for v in self.trainable_variables if v.regularizer is not None]
-        kept = len(losses) - len(penalized)
-        penalties = [p for v, p in zip(penalized, losses[kept:]) if id(v) not in in_replicas]
-        return losses[:kept] + penalties
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
-        if name == "optimizer" and value is not None:
-            self._parallel_runner.place_updates(value, apart=self._parallel_trained_apart)
-            if self._parallel_clones and self._parallel_trained_apart:
-                check_loss_scale(value)
-
-    def load_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the weights from a file, as Keras does.
-
-        Raises:
-            ValueError: if the file has not the weights of all replicas and of the mix.
-        """
-        if self._parallel_options["replicas"] == "shared":
-            super().load_weights(*args, **kwargs)
-            return
-        path = args[0] if args else kwargs.get("filepath")
-        count, here = members_in(path), len(self.replicas)
-        may_skip = kwargs.get("skip_mismatch") or any(args[1:2])
-        if count is not None and (count > here or (count < here and not may_skip)):
-            # Keras would leave some out, and say nothing, or fail after it has loaded others.
-            raise _refused(path, f"with the weights of {count}, for a committee of {here}.")
-        try:
-            super().load_weights(*args, **kwargs)
-        except ValueError as error:
-            raise _refused(path, f"from which Keras could not load all: {error}") from error
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the replicas and their mix for serving, without device names in the graph.
@@ -319,12 +240,3 @@ class TowerParallel(Members):
                 f"scales of float8 layers. Received: {overwritten[0].path!r} and "
                 f'{len(self.replicas)} replicas. Use `mode="data"`.'
             )
-
-
-def _refused(path: Any, why: str) -> ValueError:
-    """The error for weights of another kind of model."""
-    return ValueError(
-        "A committee reads the weights of a committee: of as many replicas, with the same mix. "
-        f"Received: {path}, {why} Give a plain model's weights to each replica: "
-        "`for one in committee.replicas: one.load_weights(path)`."
-    )

@@ -178,7 +178,8 @@ def _use_tensors():
     engine, table = ENGINE, keras.ops.reshape(keras.ops.arange(6.0), (3, 2))
     rows = engine.join_rows([engine.take_rows(table, 2, 1), engine.take_rows(table, 0, 1)])
     assert np.array_equal(rows, [[4, 5], [0, 1]])
-    assert np.array_equal(engine.sum_rows(table, keras.ops.convert_to_tensor([[0, 2]])), [[4, 6]])
+    indices = keras.ops.convert_to_tensor([[0, 2]])
+    assert np.array_equal(engine.sum_rows(table, indices, None, None, False), [[4, 6]])
     assert int(engine.check_equal([3, 3])) == 3
     with pytest.raises(Exception, match="same number of rows"):
         engine.check_equal([3, 4])

@@ -7,7 +7,7 @@ from keras import layers
 from support.parity import difference
 
 from keras_multigpu import make_parallel
-from keras_multigpu.modes.losses import add_losses
+from keras_multigpu.modes.base import add_losses
 
 
 def test_a_loss_with_the_id_of_one_that_is_gone_is_counted_once():

@@ -32,9 +32,9 @@ OURS = {
     | {"make_train_function", "make_test_function", "make_predict_function"}
     | {"trainable_variables", "non_trainable_variables", "trainable_weights"}
     | {"fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"},
-    "ParallelModel": {"__init__", "__call__", "build", "layers", "output", "summary", "__repr__"}
-    | {"compute_output_spec", "compute_output_shape", "metrics", "stateless_call", "__setattr__"},
-    "PlacedModel": {"build", "__setattr__"},
+    "DescribedModel": {"layers", "output", "summary", "__repr__"}
+    | {"compute_output_spec", "compute_output_shape", "metrics"},
+    "ParallelModel": {"__init__", "__call__", "build", "stateless_call", "__setattr__"},
     "DataParallel": {"__init__", "stateless_call"},
 }
 # What a model tells of that it was compiled, or of where it was called.

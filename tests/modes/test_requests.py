@@ -172,6 +172,7 @@ def test_the_overloads_have_each_modes_options():
             found.append(mode)
             expected = inspect.signature(parallel.MODES[mode].__init__).parameters.values()
             assert given == {one.name: one.default for one in list(expected)[3:]}, mode
+            assert tuple(given) == parallel.options_of(mode)
     assert sorted(found) == ["data", "model", "tower"]
 
 

@@ -13,7 +13,6 @@ import keras
 from jax.experimental import sparse
 
 from keras_multigpu.engines.base import Engine
-from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.cluster.remote import Remote
 from keras_multigpu.engines.jax import devices, placement, rows
 from keras_multigpu.engines.jax.checks import check_no_distribution
@@ -28,6 +27,7 @@ from keras_multigpu.engines.jax.steps import JaxSteps
 from keras_multigpu.engines.jax.threads import in_fresh_thread
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import split_tensors
+from keras_multigpu.engines.templates import built_in
 from keras_multigpu.engines.values import Call, Holding, Request, Tensor, Transfer
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
@@ -137,13 +137,7 @@ class JaxEngine(Engine):
         return lambda tensor: functools.reduce(self.copy, names, tensor)
 
     def sum_rows(
-        self,
-        table: Tensor | keras.Variable,
-        indices: Tensor,
-        weights: Tensor | None = None,
-        *,
-        dtype: str | None = None,
-        sparse_gradient: bool = False,
+        self, table: Any, indices: Tensor, weights: Any, dtype: str | None, sparse_gradient: bool
     ) -> Tensor:
         value = keras.ops.cast(table, dtype or table.dtype)
         return rows.sum_rows(value, indices, weights)

@@ -78,9 +78,6 @@ class JaxRunner:
     spreads_state = False
     """Whether a device keeps only a part of the state, also between loops."""
 
-    def retrace(self) -> None:
-        """JAX traces anew whenever Keras makes a step function."""
-
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:

@@ -88,7 +88,7 @@ class RowsRunner(JaxRunner, DataRunner):
         )
         return dataclasses.replace(request, options={**request.options, "wire_dtype": None})
 
-    def call(self, call: Call) -> Result:
+    def run(self, call: Call) -> Result:
         given: Call = self.where.bring(call) if self.spreads_state else call
         weights = (value_of(one) for one in self._template.trainable_variables)
         with self._rows_spread(*given, weights) as (args, kwargs):

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.base import Engine
-from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import (
     batches_as_in_fit,
@@ -18,6 +17,7 @@ from keras_multigpu.engines.shared import (
     split_tensors,
     unchanged,
 )
+from keras_multigpu.engines.templates import built_in
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
@@ -114,13 +114,7 @@ class TensorFlowEngine(Engine):
         return join_rows(tensors)
 
     def sum_rows(
-        self,
-        table: Tensor | keras.Variable,
-        indices: Tensor,
-        weights: Tensor | None = None,
-        *,
-        dtype: str | None = None,
-        sparse_gradient: bool = False,
+        self, table: Any, indices: Tensor, weights: Any, dtype: str | None, sparse_gradient: bool
     ) -> Tensor:
         if isinstance(table, keras.Variable):
             found = look_up(table, indices, weights, dtype)

@@ -13,10 +13,9 @@ import tensorflow as tf
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.runners import PlacingRunner, TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
-from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.batch_rows import BatchRows
 from keras_multigpu.engines.tensorflow.names import is_default
-from keras_multigpu.engines.tensorflow.noted import Noted
+from keras_multigpu.engines.tensorflow.noted import Noted, OpaqueError
 from keras_multigpu.engines.tensorflow.notices import Notices
 from keras_multigpu.engines.tensorflow.partition.calls import ConnectedError
 from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread

@@ -15,12 +15,11 @@ import tensorflow as tf
 
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_attributes
-from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.cluster.errors import OF_ONE_PROCESS
 from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import check_alike, in_fresh_thread, unique, value_of
-from keras_multigpu.engines.templates import all_layers, forget_losses
+from keras_multigpu.engines.templates import all_layers, built_in, forget_losses
 from keras_multigpu.engines.tensorflow.acting import acting
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
@@ -153,7 +152,7 @@ class PartitionRunner(Partitioned, DataRunner):
         count = len(self._devices)
         return {one.path: elements_of(one, count) for one in self.template.weights}
 
-    def call(self, call: Call) -> Result:
+    def run(self, call: Call) -> Result:
         if self.peers is not None:
             self._check_alone(call)
         return self.partition.call(call)

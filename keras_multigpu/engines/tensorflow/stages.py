@@ -24,9 +24,8 @@ from keras_multigpu.engines.tensorflow.wide import WideRunner
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import SPREAD, usable
 from keras_multigpu.graphs.costs import find_crossings, with_loss
-from keras_multigpu.graphs.graph import is_graph, read_graph, symbolic_ends
+from keras_multigpu.graphs.graph import Graph, is_graph, read_graph, symbolic_ends
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
-from keras_multigpu.graphs.subgraph import PlacedGraph, part_of_graph
 
 
 class StageRunner(FollowingRunner, ModelRunner):
@@ -51,13 +50,10 @@ class StageRunner(FollowingRunner, ModelRunner):
 
     @classmethod
     def make(
-        cls,
-        template: keras.Model,
-        devices: Sequence[str],
-        placement: Mapping[str, int] | str | None,
+        cls, template: keras.Model, devices: Sequence[str], options: Mapping[str, Any]
     ) -> ModelRunner:
-        kind = WideRunner if _is_wide(template, placement) else cls
-        return kind(template, devices, placement=placement)
+        kind = WideRunner if _is_wide(template, options["placement"]) else cls
+        return kind(template, devices, **options)
 
     @classmethod
     def check(cls, request: Request) -> None:
@@ -98,7 +94,7 @@ class StageRunner(FollowingRunner, ModelRunner):
         # Maps the template's inputs to the graph's list of inputs.
         inputs, outputs = symbolic_ends(template)
         self._ends = list(map(id, keras.tree.flatten(outputs)))
-        self._entry = part_of_graph(inputs, template.inputs, "entry", template.dtype_policy)
+        self._entry = _part_of_graph(inputs, template.inputs, "entry", template.dtype_policy)
 
     def place(self) -> None:
         move_variables(self._homes, self._template)
@@ -135,6 +131,57 @@ class StageRunner(FollowingRunner, ModelRunner):
         chosen = choose_placement(graph, len(self._devices))
         crossings = find_crossings(*with_loss(graph, chosen))
         return sum(one.bytes(rows) for one in crossings if one.maker is not None)
+
+
+class PlacedGraph(keras.Model):
+    """A model that makes the calls of a graph in the order of the model itself, each in a scope.
+
+    Inputs and outputs are lists of the graph's tensors.
+
+    Args:
+        graph: the graph.
+        numbers: each call's device.
+        scope: gives the scope of a device.
+        policy: the model's types.
+    """
+
+    def __init__(self, graph: Graph, numbers: Sequence[int], scope: Any, policy: Any):
+        super().__init__(name="stages", dtype=policy, autocast=False)
+        # The layers pass masks on; by default Keras would warn that the model doesn't.
+        self.supports_masking = True
+        self.parts = [call.layer for call in graph.calls]
+        self.graph, self.numbers, self._scope = graph, tuple(numbers), scope
+        self.built = True
+
+    def call(self, inputs: list[Any], training: bool | None = None) -> list[Any]:
+        """Makes the calls, each on the results of earlier ones."""
+        tensors = dict(zip(map(id, self.graph.inputs), inputs))
+        for call, number in sorted(
+            zip(self.graph.calls, self.numbers), key=lambda one: one[0].turn
+        ):
+            args, kwargs = keras.tree.map_structure(
+                lambda part: tensors[id(part)] if isinstance(part, keras.KerasTensor) else part,
+                call.arguments,
+            )
+            # Functional models check this too; Keras has no public way.
+            if training is not None and "training" in getattr(call.layer, "_call_context_args", ()):
+                kwargs["training"] = training
+            with self._scope(number):
+                made = keras.tree.flatten(call.layer(*args, **kwargs))
+            tensors.update(zip(map(id, keras.tree.flatten(call.result)), made))
+        return [tensors[id(one)] for one in self.graph.outputs]
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """Returns no mask: the layers have already set the outputs' masks."""
+
+
+def _part_of_graph(inputs: Any, outputs: Any, name: str, policy: Any) -> keras.Model:
+    """Makes a model of the layers between tensors of a graph."""
+    model = keras.Model(inputs, outputs, name=name, dtype=policy)
+    # The layers pass masks on; by default Keras would warn that the model doesn't.
+    model.supports_masking = True
+    model.compute_mask = lambda inputs, previous_mask: None
+    return model
 
 
 def _is_wide(template: keras.Model, placement: Any) -> bool:
