@@ -86,13 +86,6 @@ class Remote:
         """Disconnects all machines."""
         raise self._refusal("disconnect")
 
-    def watch(self, devices: Sequence[str]) -> contextlib.AbstractContextManager[Any]:
-        """Scope for computing on devices: raises a `ClusterError` for a lost machine.
-
-        It asks the machines first, and handles errors as `explained` does.
-        """
-        return contextlib.nullcontext()
-
     def explained(self) -> contextlib.AbstractContextManager[Any]:
         """Scope that raises a `ClusterError` in place of the backend's error for a lost worker."""
         return contextlib.nullcontext()

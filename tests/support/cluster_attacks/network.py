@@ -1,8 +1,10 @@
 """What happens on a network: garbage, a slow link, a connection that goes silent."""
 
 import contextlib
+import ctypes
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -21,6 +23,13 @@ def send_garbage(port, seconds, host="127.0.0.1"):
                 count += 1
         time.sleep(0.02)
     return count
+
+
+def drop_all(connection):
+    """Has the kernel drop all packets that come for a connection, before it acknowledges them."""
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # "return 0" in BPF
+    program = struct.pack("HL", 1, ctypes.addressof(code))
+    connection.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER
 
 
 class Proxy:
@@ -45,7 +54,10 @@ class Proxy:
         self.address = f"127.0.0.1:{self.port}"
 
     def silence(self):
-        """Passes on nothing more of the connection that has passed most: it carries tensors."""
+        """Drops what comes on the connection that has passed most, which carries tensors.
+
+        Nothing is acknowledged, as behind a firewall that has forgotten the connection.
+        """
         self._process.stdin.write(b"silence\n")
         self._process.stdin.flush()
 
@@ -57,21 +69,20 @@ class Proxy:
 
 def main(target, delay, rate):
     """Passes connections on, and reads on stdin when one is to go silent."""
-    passed, silent = [], set()
+    passed, pairs = [], []
 
     def move(number, source, goal):
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 time.sleep(delay + len(data) / rate)
-                while number in silent:
-                    time.sleep(0.05)
                 goal.sendall(data)
                 passed[number] += len(data)
             goal.shutdown(socket.SHUT_WR)
 
     def obey():
         for _ in sys.stdin:
-            silent.add(max(range(len(passed)), key=passed.__getitem__))
+            for end in pairs[max(range(len(passed)), key=passed.__getitem__)]:
+                drop_all(end)
 
     threading.Thread(target=obey, daemon=True).start()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -83,6 +94,7 @@ def main(target, delay, rate):
             except OSError:  # nobody listens there yet
                 one.close()
                 continue
+            pairs.append((one, other))
             passed.append(0)
             for ends in ((one, other), (other, one)):
                 arguments = (len(passed) - 1, *ends)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address
-from keras_multigpu.engines.tensorflow.cluster import runtime
-from keras_multigpu.engines.tensorflow.cluster.garbage import Collector
-from keras_multigpu.engines.tensorflow.cluster.health import Guard, Status, Watchdog
-from keras_multigpu.engines.tensorflow.cluster.link import Link
-from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others, end_connections
+from keras_multigpu.engines.tensorflow.cluster import runtime, sockets
+from keras_multigpu.engines.tensorflow.cluster.watchdog import Watchdog
+from keras_multigpu.engines.tensorflow.cluster.workers import Status, ask, of_all
 from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short_name, task_of
 
 _DEVICE = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+/device:\w+:\d+")
@@ -30,6 +25,7 @@ _CURE = (
     "restart this process, with `keras.callbacks.BackupAndRestore` in `fit` to continue from the "
     "last backup."
 )
+_PATIENCE = 0.7  # of the timeout; the rest is for raising the error
 
 
 class Connection:
@@ -58,11 +54,11 @@ class Connection:
         gpus = [[name for name in names if "/gpu:" in name] for names in own]
         self.devices = tuple(name for names in own for name in names)
         self.chosen = tuple(name for some, names in zip(gpus, own) for name in some or names)
-        self._watchdog = Watchdog(workers, timeout)
-        self._collector = Collector()
-        self._guards: list[Guard] = []
-        for worker, status in zip(workers, statuses):
-            self._guards.append(Guard(worker, status, timeout, self._watchdog, self._guards))
+        self._identities = {one: status.identity for one, status in zip(workers, statuses)}
+        self._watchdog = Watchdog([one.numeric for one in workers], _PATIENCE * timeout)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread.start()
         try:
             self._open()
         except BaseException as error:
@@ -74,17 +70,10 @@ class Connection:
 
     def close(self) -> None:
         """Disconnects the workers, answering or not; later computations don't wait for them."""
-        links = [guard.link for guard in self._guards if guard.link is not None]
-        for link in links:
-            link.stopped.set()
-        until = time.monotonic() + 0.1 * self.timeout
-        for link in links:
-            link.stop(until)
         if runtime.has_started():
             runtime.update({})
-        for guard in self._guards:
-            guard.stop()
-        self._collector.stop()
+        self._stopped.set()
+        self._thread.join()
         self._watchdog.stop()
 
     def fault(self, error: tf.errors.OpError | None = None) -> ClusterError | None:
@@ -98,32 +87,42 @@ class Connection:
 
     def _lost(self) -> ClusterError | None:
         """Asks all workers; returns the error for the first one that is lost."""
-        with ThreadPoolExecutor(len(self._guards)) as pool:
-            found = list(pool.map(Guard.check, self._guards))
-        for guard, lost in zip(self._guards, found):
-            if lost is not None:
-                return ClusterError(guard.worker.name, lost, _CURE)
+        known = [self.workers[number] for number in self._watchdog.lost()]
+        answers = of_all(
+            self.workers, lambda one: None if one in known else ask(one, _PATIENCE * self.timeout)
+        )
+        for worker, answer in zip(self.workers, answers):
+            if answer is None:
+                problem = "The worker does not answer: it has ended, is frozen, or is cut off."
+                return ClusterError(worker.name, problem, _CURE)
+            if answer.identity != self._identities[worker]:
+                return ClusterError(worker.name, "The worker was restarted after `connect`.", _CURE)
         return None
+
+    def _keep(self) -> None:
+        """Hands new connections to the watchdog, again and again: TensorFlow reconnects."""
+        while not self._stopped.wait(self.timeout / 10):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        for number, worker in enumerate(self.workers):
+            with sockets.connections(to=(worker.ip, worker.port)) as found:
+                self._watchdog.hand_over(number, [one.fileno() for one in found])
+                sockets.limit_silence(found, _PATIENCE * self.timeout)
+        with sockets.connections(at=self.local.port) as found:
+            sockets.limit_silence(found, _PATIENCE * self.timeout)
 
     def _open(self) -> None:
         if not runtime.has_started():
             # Without workers: TensorFlow holds Python's lock meanwhile, and one may freeze.
             runtime.start(self.local)
-            close_to_others(self.local.ip, self.local.port, "workers", stacklevel=6)
+            sockets.close_to_others(self.local.ip, self.local.port, "workers", stacklevel=6)
         self._add_workers()
-        for worker in self.workers:
-            self._watchdog.hand_over(worker)
-        # TensorFlow sends every new function to all workers, so all that are needed are made now.
+        self._hand_over()
         processors = [full_name(f"{worker.name}/cpu:0") for worker in self.workers]
         with self._limited():
-            here = _round_trip([full_name("cpu:0")])
-            round_trips = [
+            for target in processors:
                 _round_trip([one for one in processors if one != target] + [target])
-                for target in processors
-            ]
-        for guard, round_trip in zip(self._guards, round_trips):
-            pause = self.timeout / 10
-            guard.link = Link(guard.worker, self.local.port, pause, round_trip, here)
 
     def _add_workers(self) -> None:
         tasks = {task_of(one.name): one.numeric for one in self.workers}
@@ -133,7 +132,7 @@ class Connection:
                 return runtime.update(tasks)
             except tf.errors.UnavailableError:
                 # TensorFlow delays new connections to workers that were restarted.
-                if time.monotonic() > until or any(guard.lost for guard in self._guards):
+                if time.monotonic() > until or self._watchdog.lost():
                     raise
             runtime.update({})
             time.sleep(0.2)
@@ -154,7 +153,8 @@ class Connection:
 
         def end() -> None:
             for worker in self.workers:
-                end_connections(worker.ip, worker.port)
+                with sockets.connections(to=(worker.ip, worker.port)) as found:
+                    sockets.end(found)
 
         timer = threading.Timer(0.5 * self.timeout, end)
         timer.start()
@@ -164,11 +164,8 @@ class Connection:
             timer.cancel()
 
 
-def _round_trip(devices: Sequence[str]) -> Callable[[], Any]:
-    """Sends numbers from here and from devices to the last device, and from there back here.
-
-    Returns a function that does it again.
-    """
+def _round_trip(devices: Sequence[str]) -> None:
+    """Sends numbers from here and from devices to the last device, and from there back here."""
 
     @tf.function(autograph=False)
     def exchange(value: tf.Tensor) -> tf.Tensor:
@@ -181,7 +178,4 @@ def _round_trip(devices: Sequence[str]) -> Callable[[], Any]:
         with tf.device(full_name("cpu:0")):
             return received + 1.0
 
-    zero = tf.constant(0.0)
-    again = functools.partial(exchange.get_concrete_function(zero), zero)
-    again()
-    return again
+    exchange(tf.constant(0.0))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator, Sequence
 
 from keras_multigpu.engines.cluster.remote import Address
+from keras_multigpu.engines.tensorflow.cluster.runtime import environment
 
 # Read when a server starts: it then shares its port with sockets that allow that, of one user.
 _SHARES = "TF_GRPC_REUSE_PORT"
@@ -65,16 +65,3 @@ def find_unreached(addresses: Sequence[str], seconds: float) -> dict[int, str]:
         except OSError:
             return {number: address}
     return {}
-
-
-@contextlib.contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Scope in which a variable of the environment has a value."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before

@@ -20,8 +20,8 @@ from keras_multigpu.engines.tensorflow.cluster.collectives import Collectives
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches, Ledger
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
-from keras_multigpu.engines.tensorflow.cluster.ports import Port, environment, find_unreached
-from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
+from keras_multigpu.engines.tensorflow.cluster.ports import Port, find_unreached
+from keras_multigpu.engines.tensorflow.cluster.runtime import environment, has_started
 from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others
 
 _CONFIG = "TF_CONFIG"

@@ -6,18 +6,20 @@ import atexit
 import contextlib
 import ipaddress
 import socket
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address, Remote, check_free
+from keras_multigpu.engines.tensorflow.cluster import sockets
 from keras_multigpu.engines.tensorflow.cluster.connection import Connection
-from keras_multigpu.engines.tensorflow.cluster.health import Caller, Status
-from keras_multigpu.engines.tensorflow.cluster.runtime import has_started, start_server, version_job
+from keras_multigpu.engines.tensorflow.cluster.runtime import has_started, start_server
+from keras_multigpu.engines.tensorflow.cluster.workers import greet
 
-_START = "`python -m keras_multigpu serve --bind HOST:PORT`"
+_SILENCE = 30.0  # seconds; a worker does not know the driver's `timeout`
 
 
 class TensorFlowRemote(Remote):
@@ -37,6 +39,7 @@ class TensorFlowRemote(Remote):
 
     def serve(self, address: Address, virtual_devices: int) -> tuple[str, ...]:
         start_server(address, virtual_devices)
+        threading.Thread(target=_limit_silence, daemon=True).start()
         here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.ip, address.ip)
         (status,) = greet([Address(address.name, here, address.port)], timeout=30.0)
         return status.devices
@@ -89,6 +92,10 @@ class TensorFlowRemote(Remote):
 
     @contextlib.contextmanager
     def watch(self, devices: Sequence[str]) -> Iterator[None]:
+        """Scope for computing on devices: raises a `ClusterError` for a lost machine.
+
+        It asks the machines first, and handles errors as `explained` does.
+        """
         self._check([name for name in devices if "/" in name])
         with self.explained():
             yield
@@ -144,46 +151,9 @@ def _free_address(workers: Sequence[Address]) -> Address:
     return Address(here.numeric, here.ip, here.port)
 
 
-def greet(workers: Sequence[Address], timeout: float) -> list[Status]:
-    """Waits until all workers have answered; refuses other versions of TensorFlow."""
-    with ThreadPoolExecutor(len(workers)) as pool:
-        return list(pool.map(lambda worker: _greet(worker, timeout), workers))
-
-
-def _greet(worker: Address, timeout: float) -> Status:
-    with contextlib.closing(Caller(worker)) as caller:
-        # The rest of the time is for finding out why a worker is silent.
-        status = caller.ask(0.8 * timeout, patient=True)
-    if status is None:
-        raise ClusterError(worker.name, *_why_silent(worker, 0.1 * timeout))
-    if status.job != version_job():
-        _, _, version = status.job.partition("_tensorflow_")
-        told = f"TensorFlow {version.replace('_', '.')}" if version else "an unknown version"
-        raise ClusterError(
-            worker.name,
-            f"The worker has {told}, and this process has TensorFlow {tf.__version__}.",
-            f"Install the same version on all machines, and restart the worker with {_START}.",
-        )
-    return status
-
-
-def _why_silent(worker: Address, seconds: float) -> tuple[str, str]:
-    """The problem of a worker that did not answer, and the cure."""
-    try:
-        socket.create_connection((worker.ip, worker.port), seconds).close()
-    except ConnectionRefusedError:
-        return (
-            f"Nobody listens there ({worker.numeric}).",
-            f"Start the worker with {_START}, with this port, and an address of its machine that "
-            "this one reaches.",
-        )
-    except OSError as error:
-        return (
-            f"The machine can't be reached ({worker.numeric}: {error}).",
-            "Check the address, the machine, and the firewalls on the way.",
-        )
-    return (
-        "Something listens there, but does not answer as a worker does: it is another program, or "
-        "a worker that is frozen.",
-        f"Check the port. If it is the worker's, end the worker, and restart it with {_START}.",
-    )
+def _limit_silence() -> None:
+    """In a worker: has the kernel notice connections that something has dropped, old and new."""
+    while True:
+        with sockets.connections() as found:
+            sockets.limit_silence(found, _SILENCE)
+        time.sleep(_SILENCE / 2)

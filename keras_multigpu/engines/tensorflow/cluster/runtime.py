@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import re
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -16,7 +18,6 @@ from tensorflow.python.eager import context  # noqa: TID251
 
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address, cannot_listen, check_free
-from keras_multigpu.engines.tensorflow.cluster.ports import environment
 from keras_multigpu.engines.tensorflow.cluster.sockets import listen_only_at
 from keras_multigpu.engines.tensorflow.names import LOCAL_JOB, REMOTE_JOB
 
@@ -91,3 +92,16 @@ def start_server(address: Address, virtual_devices: int) -> None:
             f"Let a firewall close port {address.port}, and bind to '0.0.0.0:{address.port}'; or "
             "serve on Linux.",
         ) from error
+
+
+@contextlib.contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Scope in which a variable of the environment has a value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

@@ -2,7 +2,7 @@
 
 TensorFlow's server listens on every address of its machine, whatever address it gets
 (https://github.com/tensorflow/tensorflow/issues/2925): a filter on the listening socket closes the
-others. A call to a frozen process waits forever: shutting its connections down makes it fail.
+others. It waits for ever for a connection that a firewall has dropped: the kernel can notice that.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import stat
 import struct
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 # Classic BPF, as in Linux's filter.h: load a byte or a word, mask, compare, give a verdict.
 _LOAD_BYTE, _LOAD_WORD, _AND, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x15, 0x06
 _NETWORK_HEADER = 0xFFF00000  # where offsets count from the packet's IP header
 _SO_ATTACH_FILTER = 26
-# Linux's `struct tcp_info`: the bytes acknowledged come just before the bytes received.
-_BYTES_RECEIVED = 128
 _Place = tuple[str, int]  # an IP address and a port
 
 
@@ -43,9 +42,8 @@ def listen_only_at(ip: str, port: int) -> None:
         is_listening = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         if is_listening and one.getsockname()[1] == port:
             _attach(one, ip)
-    for one, own, _ in _connections():
-        if own[1] == port and own[0] != ip:
-            _end(one)
+    with connections(at=port) as found:
+        end([one for one in found if _place(one.getsockname())[0] != ip])
 
 
 def close_to_others(ip: str, port: int, users: str, stacklevel: int) -> None:
@@ -65,34 +63,44 @@ def close_to_others(ip: str, port: int, users: str, stacklevel: int) -> None:
         )
 
 
-def end_connections(ip: str, port: int) -> None:
-    """Shuts this process's connections to an address down: waiting calls fail at once."""
-    for one, _, peer in _connections():
-        if peer == (ip, port):
-            _end(one)
+@contextlib.contextmanager
+def connections(to: _Place | None = None, at: int | None = None) -> Iterator[list[socket.socket]]:
+    """Scope with copies of this process's connections, or of those `to` a place or `at` a port."""
+    with contextlib.ExitStack() as copies:
+        found = []
+        for one in _own_sockets():
+            with contextlib.suppress(OSError):  # not connected
+                own, peer = _place(one.getsockname()), _place(one.getpeername())
+                if to in (None, peer) and at in (None, own[1]):
+                    # Not `socket.dup`, which makes the connection itself blocking.
+                    found.append(copies.enter_context(socket.socket(fileno=os.dup(one.fileno()))))
+        yield found
 
 
-def bytes_moved(ip: str, port: int, own_port: int) -> int:
-    """The bytes received and acknowledged on all connections with a worker.
+def end(connections: Iterable[socket.socket]) -> None:
+    """Shuts connections down: calls that wait for the other side fail at once."""
+    for one in connections:
+        with contextlib.suppress(OSError):  # it may have ended by itself
+            one.shutdown(socket.SHUT_RDWR)
 
-    The worker connects to `own_port`. The result is 0 on systems other than Linux.
+
+def limit_silence(connections: Iterable[socket.socket], seconds: float) -> None:
+    """Has the kernel end connections whose other side acknowledges nothing for some seconds.
+
+    It asks for a sign of life on those that rest. Only Linux does so with data on their way.
     """
-    moved = 0
-    for one, own, peer in _connections() if sys.platform == "linux" else ():
-        if peer == (ip, port) or own[1] == own_port:
-            info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
-            moved += sum(struct.unpack_from("QQ", info, _BYTES_RECEIVED - 8))
-    return moved
-
-
-def hand_over(target: socket.socket, number: int, ip: str, port: int) -> None:
-    """Sends copies of the connections to an address through a socket, with a number."""
-    # Not `socket.dup`, which makes the connection itself blocking.
-    copies = [os.dup(one.fileno()) for one, _, peer in _connections() if peer == (ip, port)]
-    with contextlib.suppress(OSError):  # the other process has ended, or is busy
-        socket.send_fds(target, [number.to_bytes(2, "big")], copies)
-    for copy in copies:
-        os.close(copy)
+    pause = max(1, round(seconds / 4))
+    for one in connections:
+        with contextlib.suppress(OSError):  # it may have ended by itself
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in (
+                ("TCP_KEEPIDLE", pause),
+                ("TCP_KEEPINTVL", pause),
+                ("TCP_KEEPCNT", 4),
+                ("TCP_USER_TIMEOUT", round(1000 * seconds)),
+            ):
+                if hasattr(socket, name):
+                    one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _attach(listening: socket.socket, ip: str) -> None:
@@ -113,21 +121,9 @@ def _attach(listening: socket.socket, ip: str) -> None:
     listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
 
 
-def _end(connected: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it may have ended by itself
-        connected.shutdown(socket.SHUT_RDWR)
-
-
-def _connections() -> Iterator[tuple[socket.socket, _Place, _Place]]:
-    """This process's TCP connections: copies of the sockets, their own ends and their peers."""
-    for one in _own_sockets():
-        with contextlib.suppress(OSError):  # not connected
-            # An IPv4 address has a prefix on a socket that serves IPv6 too.
-            own, peer = (
-                (str(end[0]).removeprefix("::ffff:"), int(end[1]))
-                for end in (one.getsockname(), one.getpeername())
-            )
-            yield one, own, peer
+def _place(end: Any) -> _Place:
+    """An end of a connection; an IPv4 address has a prefix on a socket that serves IPv6 too."""
+    return str(end[0]).removeprefix("::ffff:"), int(end[1])
 
 
 def _own_sockets() -> Iterator[socket.socket]:
