@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from keras_multigpu.engines.cluster.board import BEAT, Board
 from keras_multigpu.engines.cluster.calls import Call, Calls
-from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_CALLS, TOLD_ALIKE
-from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.cluster.errors import DIFFERENCES, SAME_CALLS, TOLD_ALIKE, ClusterError
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.cluster.members import RESTART, Members
 from keras_multigpu.engines.cluster.model_facts import Facts, checksum, difference

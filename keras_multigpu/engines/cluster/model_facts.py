@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_multigpu.engines.cluster.descriptions import digest_of
+from keras_multigpu.engines.cluster.listing import digest_of
 
 Facts = Sequence[tuple[str, str]]
 """Pairs: a part of a model, by its name; and what is equal in processes that build the same."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import abc
 import atexit
+import importlib.metadata
 import os
+import platform
+import random
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from concurrent import futures
 from typing import Generic, TypeVar
 
 import keras
+import numpy as np
 
 from keras_multigpu.engines.cluster.board import BEAT, Board
-from keras_multigpu.engines.cluster.descriptions import describe_process
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.cluster.rendezvous import Record, meet
@@ -70,7 +74,7 @@ class Processes(abc.ABC, Generic[AnyGroup]):
             )
         until = time.monotonic() + timeout
         mine = {self._backend: self._version, **self.facts(address, number)}
-        facts = describe_process(count, data, **mine)
+        facts = _describe(count, data, **mine)
         kept: dict[int, socket.socket] = {}
         # First among us: the backend may give a number to the latest process that asks for it.
         records = meet(address, number, count, facts, (*_EQUAL, self._backend), until, kept)
@@ -89,6 +93,24 @@ class Processes(abc.ABC, Generic[AnyGroup]):
         if len({record["random numbers"] for record in records}) > 1:
             keras.utils.set_random_seed(int(records[0]["seed"]))
         return names
+
+
+def _describe(count: int, data: str, **facts: str) -> dict[str, str]:
+    """What the others are told of this process, `facts` of the backend included."""
+    states = (random.getstate(), np.random.get_state(legacy=False))
+    return {
+        "host": socket.gethostname(),
+        "pid": str(os.getpid()),
+        "num_processes": str(count),
+        "data": data,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "Keras": keras.__version__,
+        "keras_multigpu": importlib.metadata.version("keras-multigpu"),
+        # A checksum: equal in processes that have set the same seed.
+        "random numbers": str(zlib.crc32(repr(states).encode())),
+        "seed": str(random.SystemRandom().randrange(2**31)),
+        **facts,
+    }
 
 
 def _leave(group: Group) -> None:

@@ -11,9 +11,8 @@ import keras
 import numpy as np
 
 from keras_multigpu.engines.cluster.calls import Call
-from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.group import Group
-from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.cluster.listing import Listing, digest_of
 from keras_multigpu.engines.jax.cluster.joint import is_whole
 from keras_multigpu.engines.jax.cluster.listing import listing_of
 

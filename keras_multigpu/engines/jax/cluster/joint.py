@@ -13,9 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.cluster.descriptions import COMPARED, digest_of
 from keras_multigpu.engines.cluster.joint import check_owners
-from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.cluster.listing import COMPARED, Listing, describe, digest_of
 from keras_multigpu.engines.cluster.places import STEP, odd_one
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster import processes
@@ -111,7 +110,7 @@ def compare_steps(batch: Any, step: Step, mesh: Mesh, group: Group) -> list[int]
     facts: dict[str, tuple[int, str | Listing]] = {"steps": (_checksum(step.name), step.name)}
     if group.data == "parts":
         facts["passes"] = step.position, f"step {step.position + 1} of a pass"
-        facts["parts"] = _digest_of_part(batch), _describe(batch)
+        facts["parts"] = _digest_of_part(batch), describe(batch)
     else:
         facts["rows"] = digest_of(leaves, COMPARED), ""
     facts["values"] = _checksum(step.settings), step.settings
@@ -164,16 +163,6 @@ def _digest_of_part(batch: Any) -> int:
     scalars = [leaf for leaf in leaves if not np.ndim(leaf)]
     text = repr((str(structure), kinds, digest_of(scalars, sys.maxsize)))
     return _checksum(text)
-
-
-def _describe(batch: Any) -> str:
-    """The types and shapes of a batch, for people."""
-
-    def name(leaf: Any) -> str:
-        axes = ["rows", *map(str, np.shape(leaf)[1:])][: np.ndim(leaf)]
-        return f"{np.asarray(leaf).dtype}({', '.join(axes)})"
-
-    return repr(jax.tree.map(name, batch)).replace("'", "")
 
 
 def is_whole(leaf: Any) -> bool:

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from keras_multigpu.engines.cluster.descriptions import digest_of
-from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.cluster.listing import Listing, digest_of
 
 _PLAIN = (bool, int, float, complex, str, type(None), np.dtype, np.generic)
 

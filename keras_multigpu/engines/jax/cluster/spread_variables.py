@@ -19,7 +19,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding
 
-from keras_multigpu.engines.cluster.descriptions import digest_of
+from keras_multigpu.engines.cluster.listing import digest_of
 from keras_multigpu.engines.jax.cluster import joint
 from keras_multigpu.engines.shared import active_scope, having
 

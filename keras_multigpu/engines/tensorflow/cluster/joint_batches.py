@@ -6,7 +6,6 @@ the others do, or its part: then each gathers the parts of all.
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +13,17 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.cluster.joint import NO_WHOLE_NUMBER, check_has_rows
-from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.cluster.listing import Listing, describe
 from keras_multigpu.engines.cluster.places import odd_one
 from keras_multigpu.engines.shared import count_rows, in_fresh_thread, is_array
-from keras_multigpu.engines.tensorflow.cluster import batch_facts
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
-from keras_multigpu.engines.tensorflow.cluster.outside import Outside
+from keras_multigpu.engines.tensorflow.cluster.facts import (
+    Outside,
+    digest,
+    digest_of_part,
+    is_composite,
+    rows_of,
+)
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.cluster.samples import EVERY, Samples, alike
 from keras_multigpu.engines.tensorflow.tensors import take_rows
@@ -27,37 +31,6 @@ from keras_multigpu.engines.values import Tensor
 
 _KINDS = ("steps", "passes", "rows", "values", "programs")
 """What the processes compare at each step, in this order."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Ledger:
-    """What a process keeps of its steps.
-
-    Attributes:
-        facts: of each process, what `_KINDS` names, as numbers, and its number of rows.
-        come: how many batches have come.
-        start: how many of them had come when this pass over the data began.
-        every: in each of how many training steps weights are sampled.
-    """
-
-    facts: tf.Variable
-    come: tf.Variable
-    start: tf.Variable
-    every: tf.Variable
-
-    @classmethod
-    def make(cls, count: int, device: str, host: str) -> Ledger:
-        """That of one of `count` processes, on its device that sends and receives."""
-        with tf.init_scope():
-            with tf.device(device):
-                zeros = tf.zeros([count, len(_KINDS) + 1], tf.int64)
-                facts = tf.Variable(zeros, trainable=False, name="facts")
-            with tf.device(host):
-                come, start, every = (
-                    tf.Variable(first, dtype=tf.int64, trainable=False, name=name)
-                    for name, first in (("come", 0), ("start", 0), ("every", EVERY))
-                )
-        return cls(facts, come, start, every)
 
 
 class _Program:
@@ -89,23 +62,34 @@ class JointBatches:
 
     Args:
         peers: the processes.
-        ledger: what this one keeps.
+        host: this process's processor.
         are_parts: whether each process has its part of a batch; else all have the same batch.
 
     Attributes:
         are_parts: the argument.
     """
 
-    def __init__(self, peers: Peers, ledger: Ledger, are_parts: bool):
-        self.peers, self._ledger, self.are_parts = peers, ledger, are_parts
+    def __init__(self, peers: Peers, host: str, are_parts: bool):
+        self.peers, self.are_parts = peers, are_parts
         self.is_inside = False  # of a step, which has the whole batch
+        with tf.init_scope():
+            with tf.device(peers.collectives.device):  # of each process, with its number of rows
+                none = tf.zeros([peers.collectives.count, len(_KINDS) + 1], tf.int64)
+                self._facts = tf.Variable(none, trainable=False, name="facts")
+            with tf.device(host):
+                # How many batches have come, how many of them before this pass over the data, and
+                # in each of how many training steps weights are sampled.
+                self._come, self._start, self._every = (
+                    tf.Variable(first, dtype=tf.int64, trainable=False, name=name)
+                    for name, first in (("come", 0), ("start", 0), ("every", EVERY))
+                )
         self._traced: dict[int, tuple[str, str]] = {}  # a step's name, and its batch, by checksum
         self._programs: list[_Program] = []
 
     @property
     def arrived(self) -> int:
         """How many batches have come to steps of this process; a thread may ask."""
-        return int(self._ledger.come.numpy())
+        return int(self._come.numpy())
 
     def note(self, listing: Listing, outside: Sequence[Outside]) -> None:
         """Notes what the step computes whose batch was checked last: a part of that check.
@@ -133,9 +117,9 @@ class JointBatches:
     def begin(self, start: int, is_loop: bool) -> None:
         """Notes how many batches had come when this pass over the data began."""
         if self.are_parts:
-            self._ledger.start.assign(start)
+            self._start.assign(start)
         # Of single steps there may be few.
-        self._ledger.every.assign(EVERY if is_loop else 1)
+        self._every.assign(EVERY if is_loop else 1)
 
     def differing(
         self, describe: Callable[[int], str] = str
@@ -147,7 +131,7 @@ class JointBatches:
         Returns:
             The process, one of the others, in what they differed, and what to tell of this process.
         """
-        facts = self._ledger.facts.numpy().tolist()
+        facts = self._facts.numpy().tolist()
         own = facts[self.peers.collectives.number]
         for column, kind in enumerate(_KINDS):
             found = odd_one([one[column] for one in facts])
@@ -171,32 +155,32 @@ class JointBatches:
         `step` is the step's name. With `samples`, it fails too if those of another process differ.
         Returns the data, and how many rows each process has.
         """
-        collectives, ledger = self.peers.collectives, self._ledger
+        collectives = self.peers.collectives
         if self.are_parts:
             data = _as_tensors(data)
             _check_types(data)
         name = zlib.crc32(step.encode())
-        self._traced[name] = step, batch_facts.describe(data)
+        self._traced[name] = step, describe(data)
         with tf.device(collectives.device):
             facts = [
                 tf.constant(name, tf.int64),
                 self._position(),
-                batch_facts.digest_of_part(data) if self.are_parts else batch_facts.digest(data),
+                (digest_of_part if self.are_parts else digest)(data),
                 self._traced_program(),
-                tf.cast(batch_facts.rows(data), tf.int64),
+                tf.cast(rows_of(data), tf.int64),
             ]
         with tf.control_dependencies(facts):
-            come = ledger.come.assign_add(1)
+            come = self._come.assign_add(1)
         with tf.device(collectives.device), tf.control_dependencies([come]):
             # A step that does not train needs weights that nobody has changed.
-            every = ledger.every.read_value() if step == "train_step" else 1
+            every = self._every.read_value() if step == "train_step" else 1
             taken = tf.zeros([0, 2], tf.float64) if samples is None else samples.take(come, every)
             of_all = self._of_all(
                 tf.concat([facts, tf.reshape(tf.bitcast(taken, tf.int64), [-1])], 0)
             )
             values = alike(of_all[:, 5:]) if samples is not None else 0 * of_all[:, 0]
             known = tf.concat([of_all[:, :3], values[:, None], of_all[:, 3:5]], axis=1)
-            with tf.control_dependencies([ledger.facts.assign(known)]):
+            with tf.control_dependencies([self._facts.assign(known)]):
                 are_alike = tf.reduce_all(known[:, :-1] == known[0, :-1])
                 check = tf.debugging.Assert(are_alike, [known])
         # In eager mode the check is done already.
@@ -218,7 +202,7 @@ class JointBatches:
         """How many batches this pass has had; it is compared where they are parts."""
         if not self.are_parts:
             return tf.constant(-1, tf.int64)
-        return self._ledger.come.read_value() - self._ledger.start.read_value()
+        return self._come.read_value() - self._start.read_value()
 
     def whole(self, data: Any) -> Any:
         """The whole batch, from this process's part: the rows of all processes in their order."""
@@ -260,8 +244,8 @@ def _as_tensors(data: Any) -> Any:
 
 def _check_types(data: Any) -> None:
     for one in tf.nest.flatten(data):
-        if tf.is_tensor(one) and (batch_facts.is_composite(one) or not can_cross(one.dtype)):
-            kind = f"{type(one).__name__} " if batch_facts.is_composite(one) else "tensor "
+        if tf.is_tensor(one) and (is_composite(one) or not can_cross(one.dtype)):
+            kind = f"{type(one).__name__} " if is_composite(one) else "tensor "
             raise ValueError(
                 "Where each process gives its part of a batch, the batch has dense numbers and "
                 f"flags only, on TensorFlow. Received: a {kind}of type {one.dtype.name!r}. Make it "

@@ -18,18 +18,20 @@ from keras_multigpu.engines.cluster.rendezvous import Record
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.collectives import Collectives
 from keras_multigpu.engines.tensorflow.cluster.group import Group
-from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches, Ledger
+from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
-from keras_multigpu.engines.tensorflow.cluster.ports import Port, find_unreached
-from keras_multigpu.engines.tensorflow.cluster.runtime import environment, has_started
+from keras_multigpu.engines.tensorflow.cluster.runtime import (
+    Port,
+    environment,
+    find_unreached,
+    has_started,
+)
 from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others
 
 _CONFIG = "TF_CONFIG"
 # Extra seconds before a process that waits for ever ends, so that the others' errors come first.
 _GRACE = 60.0
-# By the device that sends and receives.
-_known: dict[str, Collectives] = {}
-_ledgers: dict[str, Ledger] = {}
+_known: dict[str, Collectives] = {}  # by the device that sends and receives
 
 
 class _Processes(processes.Processes[Group]):
@@ -96,11 +98,8 @@ def batches_of(peers: Peers) -> JointBatches:
     """The batches of the steps of a model with replicas in several processes."""
     group = current()
     assert group is not None
-    device = peers.collectives.device
-    if device not in _ledgers:
-        host = names.full_name(names.first("cpu"))
-        _ledgers[device] = Ledger.make(len(group.names), device, host)
-    return JointBatches(peers, _ledgers[device], are_parts=group.data == "parts")
+    host = names.full_name(names.first("cpu"))
+    return JointBatches(peers, host, are_parts=group.data == "parts")
 
 
 def _collectives(device: str) -> Collectives:

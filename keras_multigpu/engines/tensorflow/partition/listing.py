@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.cluster.descriptions import digest_of
-from keras_multigpu.engines.cluster.listing import Listing
-from keras_multigpu.engines.tensorflow.cluster.outside import Outside, OutsideTable, OutsideVariable
+from keras_multigpu.engines.cluster.listing import Listing, digest_of
+from keras_multigpu.engines.tensorflow.cluster.facts import Outside, OutsideTable, OutsideVariable
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of
 from keras_multigpu.engines.tensorflow.partition.rules.control import graph_named
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow import runners
 from keras_multigpu.engines.tensorflow.cluster import collectives, peers
-from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches, Ledger
+from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.values import Request
 
@@ -27,10 +27,7 @@ def pair():
 
 def batches_of(pair, are_parts):
     """The batches of each process."""
-    return [
-        JointBatches(one, Ledger.make(2, one.collectives.device, one.collectives.device), are_parts)
-        for one in pair
-    ]
+    return [JointBatches(one, one.collectives.device, are_parts) for one in pair]
 
 
 @pytest.fixture(scope="module")

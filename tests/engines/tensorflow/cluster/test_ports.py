@@ -7,7 +7,7 @@ import pytest
 from support import failing_starts
 from support.process_runs import running
 
-from keras_multigpu.engines.tensorflow.cluster.ports import Port, find_unreached
+from keras_multigpu.engines.tensorflow.cluster.runtime import Port, find_unreached
 
 SCRIPT = pathlib.Path(failing_starts.__file__)
 
