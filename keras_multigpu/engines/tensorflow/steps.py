@@ -19,7 +19,7 @@ from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.batch_rows import BatchRows
 from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
-from keras_multigpu.engines.tensorflow.cluster.group import Group
+from keras_multigpu.engines.tensorflow.cluster.processes import Group
 from keras_multigpu.engines.tensorflow.cluster.samples import Samples
 from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partitioned import Partition

@@ -18,7 +18,7 @@ from keras_multigpu.engines.cluster.listing import COMPARED, Listing, describe, 
 from keras_multigpu.engines.cluster.places import STEP, odd_one
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster import processes
-from keras_multigpu.engines.jax.cluster.group import Group
+from keras_multigpu.engines.jax.cluster.processes import Group
 
 # Always as many numbers: arrays of other sizes, in processes that compare different things, would
 # make gloo abort them.

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from keras_multigpu.engines.cluster.joint import NO_WHOLE_NUMBER, check_has_rows
 from keras_multigpu.engines.jax.cluster import joint
-from keras_multigpu.engines.jax.cluster.group import Group
+from keras_multigpu.engines.jax.cluster.processes import Group
 
 
 def check(batch: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from keras_multigpu.engines.cluster.joint import together
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.cluster import joint
-from keras_multigpu.engines.jax.cluster.group import WEIGHTS, WEIGHTS_AND_SLOTS, Group
+from keras_multigpu.engines.jax.cluster.processes import WEIGHTS, WEIGHTS_AND_SLOTS, Group
 from keras_multigpu.engines.jax.cluster.spread_variables import SpreadVariable, gather, take_digests
 
 _TAKES_PART = -3  # beside `WEIGHTS` and `WEIGHTS_AND_SLOTS`: a process that does not read itself

@@ -1,27 +1,31 @@
-"""`join`: brings processes of several hosts together, for TensorFlow's collective operations."""
+"""`join`: processes that run the same steps, and meet in TensorFlow's collective operations."""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from keras_multigpu.engines.cluster import processes
+from keras_multigpu.engines.cluster import group, processes
+from keras_multigpu.engines.cluster.board import BEAT
+from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.joint import check_owners
 from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.cluster.rendezvous import Record
+from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.collectives import Collectives
-from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.cluster.runtime import (
     Port,
+    abort_collectives,
     environment,
     find_unreached,
     has_started,
@@ -32,6 +36,71 @@ _CONFIG = "TF_CONFIG"
 # Extra seconds before a process that waits for ever ends, so that the others' errors come first.
 _GRACE = 60.0
 _known: dict[str, Collectives] = {}  # by the device that sends and receives
+
+
+class Group(group.Group):
+    """A group whose collective operations end when a process is lost.
+
+    Attributes:
+        is_in_step: whether this process is in a step, which all make together.
+    """
+
+    is_in_step = False
+    _is_exchanging = False
+
+    failures = (
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.InternalError,
+        tf.errors.UnavailableError,
+        tf.errors.UnknownError,
+    )
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Scope of steps: they end with a `ClusterError` if another process is lost, or fails.
+
+        A thread looks at the others meanwhile: in a collective operation TensorFlow waits for them
+        for ever.
+        """
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(BEAT):
+                try:
+                    self.check(heeds_failures=not self._computes_alone())
+                except ClusterError:  # kept in `broken`, and raised by `explained`
+                    abort_collectives()
+                    return
+                except Warning:  # that a filter makes an error: it is told once, and no failure
+                    continue
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            with self.explained():
+                yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _computes_alone(self) -> bool:
+        """Whether this process waits for no other: it traces a step, or is between two steps.
+
+        An error of another one may then be its own too, a moment later: all may go on after it.
+        """
+        if self.is_in_step:
+            return not self.call.coming()
+        return self.call.is_loop and not self._is_exchanging
+
+    def exchanging(self) -> contextlib.AbstractContextManager[None]:
+        """Scope of what all processes compute together between two steps."""
+        return unchanged(self, "_is_exchanging", True)
+
+    def stepping(self) -> contextlib.AbstractContextManager[None]:
+        """Scope of a step. Between two steps, in callbacks, each process computes by itself."""
+        return unchanged(self, "is_in_step", True)
 
 
 class _Processes(processes.Processes[Group]):

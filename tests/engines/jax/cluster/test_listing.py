@@ -4,8 +4,7 @@ import jax
 import numpy as np
 from support.listing_cases import ALIKE, ARRAYS, OTHERS
 
-from keras_multigpu.engines.jax.cluster.compared import settings
-from keras_multigpu.engines.jax.cluster.listing import listing_of
+from keras_multigpu.engines.jax.cluster.compared import listing_of, settings
 
 
 def _listing(function):

@@ -14,7 +14,7 @@ from support.process_runs import running
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
 from keras_multigpu.engines.jax.cluster import processes
-from keras_multigpu.engines.jax.cluster.group import Group
+from keras_multigpu.engines.jax.cluster.processes import Group
 
 
 @pytest.mark.slow

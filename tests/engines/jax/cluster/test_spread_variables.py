@@ -11,7 +11,7 @@ from support.boards import Told
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.cluster.places import END
 from keras_multigpu.engines.jax.cluster import joint, spread_variables
-from keras_multigpu.engines.jax.cluster.group import WEIGHTS, Group
+from keras_multigpu.engines.jax.cluster.processes import WEIGHTS, Group
 from keras_multigpu.engines.jax.state.state_shards import StateShards
 
 
