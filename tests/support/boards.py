@@ -17,8 +17,5 @@ class Told:
     def silence(self, number):
         return self.silences.get(number, 0.0)
 
-    def service_silence(self):
-        return 0.0
-
     def stop(self, seconds):
         self.entries["stopped"] = "yes"

@@ -31,7 +31,7 @@ class Board:
     def __init__(self, number: int, connections: dict[int, socket.socket]):
         self._number, self._connections = number, connections
         self._entries: dict[str, str] = {}
-        self._begun = self._latest = time.monotonic()
+        self._begun = time.monotonic()
         self._heard: dict[int, float] = {}
         self._gone: set[int] = set()
         self._changed = threading.Condition()
@@ -64,15 +64,9 @@ class Board:
         with self._changed:
             if number in self._gone:
                 return math.inf
-            now = time.monotonic() if self._number == 0 else self._latest
+            is_passed_on = 0 not in (self._number, number)  # by process 0, which may be silent
+            now = self._heard.get(0, self._begun) if is_passed_on else time.monotonic()
             return now - self._heard.get(number, self._begun)
-
-    def service_silence(self) -> float:
-        """Seconds since process 0 was heard."""
-        with self._changed:
-            if self._number == 0:
-                return 0.0
-            return math.inf if 0 in self._gone else time.monotonic() - self._latest
 
     def stop(self, seconds: float) -> None:
         """Ends the signs of life. The connections end with the process, and tell that it has."""
@@ -86,7 +80,7 @@ class Board:
             now = time.monotonic()
             if now - latest > 3 * BEAT:  # this process itself was suspended
                 with self._changed:
-                    self._latest = now
+                    self._begun = now
                     self._heard = dict.fromkeys(self._heard, now)
             latest = now
 
@@ -100,7 +94,7 @@ class Board:
         """Notes a message, of this process or of a peer; process 0 passes it on."""
         with self._changed:
             if peer is not None:
-                self._latest = self._heard[peer] = time.monotonic()
+                self._heard[peer] = time.monotonic()
             if "beat" in message:
                 self._heard[message["beat"]] = time.monotonic()
             elif "gone" in message:

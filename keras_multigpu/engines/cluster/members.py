@@ -92,7 +92,7 @@ class Members(abc.ABC):
             return
         self._board.write(f"ended/{self.number}", "ended")
         awaited = range(len(self.names)) if self.number == 0 else [self.number]
-        while self._board.service_silence() < self.timeout:
+        while self.number == 0 or self._board.silence(0) < self.timeout:
             ended = self._board.read("ended/", seconds=0.05)
             if all(str(k) in ended or self._board.silence(k) > self.timeout for k in awaited):
                 break
@@ -108,12 +108,10 @@ class Members(abc.ABC):
 
     def _check_signs(self, silence: float | None) -> None:
         """Raises a `ClusterError` for a process without a sign of life, by default in `timeout`."""
-        silence = self.timeout if silence is None else silence
-        if self._board.service_silence() > silence and self.number:
-            raise self._silent(0, self._board.service_silence())
         for number in self._others:
-            if self._board.silence(number) > silence:
-                raise self._silent(number, self._board.silence(number))
+            seconds = self._board.silence(number)
+            if seconds > (self.timeout if silence is None else silence):
+                raise self._silent(number, seconds)
 
     def _given_up(
         self, number: int, host: str, problem: str, cure: str, is_lost: bool

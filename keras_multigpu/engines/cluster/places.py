@@ -61,8 +61,7 @@ class Places:
         self._where: Callable[[], Place | None] = lambda: None
         self._is_aside = self._is_meeting = False
         self._written: Place | None = None
-        self._noticed: tuple[int, float] | None = None
-        self._begun: tuple[int, float] | None = None  # the operation, and since when
+        self._since: dict[str, tuple[int, float]] = {}  # the operation, and since when
         self._told_late: set[tuple[int, ...]] = set()
 
     @contextlib.contextmanager
@@ -168,12 +167,12 @@ class Places:
         odd, other = (here[0], ahead[0]) if len(ahead) > len(here) else (ahead[0], here[0])
         return odd, f"It is at {places[odd].text}, and process {other} is at {places[other].text}."
 
-    def _waited(self, mine: Place) -> float:
-        """How many seconds this process has been at a place."""
+    def _waited(self, mine: Place, what: str = "there") -> float:
+        """For how many seconds this process has been at a place, or has known something of it."""
         now = time.monotonic()
-        if self._begun is None or self._begun[0] != mine.number:
-            self._begun = mine.number, now
-        return now - self._begun[1]
+        if self._since.get(what, (None, now))[0] != mine.number:
+            self._since[what] = mine.number, now
+        return now - self._since[what][1]
 
     def _may_judge(self, here: Mapping[int, Place]) -> bool:
         """Whether this process is to name one of those that are at different operations.
@@ -181,10 +180,7 @@ class Places:
         The first of them does so, when it knows where all are, or after half the time. The others
         leave it to that one, so that all name the same process.
         """
-        number, now = here[self._number].number, time.monotonic()
-        if self._noticed is None or self._noticed[0] != number:
-            self._noticed = number, now
-        seconds = now - self._noticed[1]
+        seconds = self._waited(here[self._number], "they differ")
         if self._number == min(here):
             return len(here) == self._count or seconds >= self._timeout / 2
         return seconds >= self._timeout

@@ -75,9 +75,8 @@ class Processes(abc.ABC, Generic[AnyGroup]):
         until = time.monotonic() + timeout
         mine = {self._backend: self._version, **self.facts(address, number)}
         facts = _describe(count, data, **mine)
-        kept: dict[int, socket.socket] = {}
         # First among us: the backend may give a number to the latest process that asks for it.
-        records = meet(address, number, count, facts, (*_EQUAL, self._backend), until, kept)
+        records, kept = meet(address, number, count, facts, (*_EQUAL, self._backend), until)
         names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
         group = self._kind(Board(number, kept), number, names, timeout, data)
         atexit.register(_leave, group)

@@ -19,6 +19,7 @@ from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address, listening
 
 Record = dict[str, str]
+Connections = dict[int, socket.socket]  # by process
 # Process 0 says this first: another service at that address doesn't.
 _GREETING = b"keras_multigpu\n"
 _LONGEST = 10_000  # bytes of a record: nobody can fill the memory of process 0
@@ -26,26 +27,22 @@ _PATIENCE = 2.0  # seconds for the greeting and for a record
 
 
 def meet(
-    address: Address,
-    number: int,
-    count: int,
-    mine: Record,
-    equal: Sequence[str],
-    until: float,
-    kept: dict[int, socket.socket] | None = None,
-) -> list[Record]:
-    """Waits until all `count` processes are there; returns their records in order.
+    address: Address, number: int, count: int, mine: Record, equal: Sequence[str], until: float
+) -> tuple[list[Record], Connections]:
+    """Waits until all `count` processes are there.
 
-    `equal` names the facts in which all must agree; `until` is a time of `time.monotonic`. `kept`
-    gets the connections by process: in process 0 to all others, in the others to process 0.
+    `equal` names the facts in which all must agree; `until` is a time of `time.monotonic`.
+
+    Returns:
+        The records of all in order; the connections to all others, or only to process 0.
 
     Raises:
         ClusterError: if a process is absent until then, differs, or has another one's number.
     """
     if number:
-        return _visit(address, {**mine, "process_id": str(number)}, until, kept)
+        return _visit(address, {**mine, "process_id": str(number)}, until)
     with listening(address, cure=" Only one process has `process_id=0`.") as server:
-        return _Host(address, count, mine, equal).receive(server, until, kept)
+        return _Host(address, count, mine, equal).receive(server, until)
 
 
 def not_joined(address: Address, reason: str) -> ClusterError:
@@ -59,9 +56,7 @@ def not_joined(address: Address, reason: str) -> ClusterError:
     )
 
 
-def _visit(
-    address: Address, mine: Record, until: float, kept: dict[int, socket.socket] | None
-) -> list[Record]:
+def _visit(address: Address, mine: Record, until: float) -> tuple[list[Record], Connections]:
     """Tries to reach process 0 until it answers."""
     reason = "nobody answers"
     while (left := until - time.monotonic()) > 0:
@@ -69,15 +64,15 @@ def _visit(
             place = (address.ip, address.port)
             with socket.create_connection(place, min(left, _PATIENCE)) as connection:
                 answer = _ask(connection, mine, left)
-                if kept is not None:
-                    kept[0] = connection.dup()
+                kept = connection.dup()
         except OSError as error:
             reason = str(error)
             time.sleep(0.1)
             continue
         if "error" in answer:
+            kept.close()
             raise ClusterError(*answer["error"])
-        return answer["records"]
+        return answer["records"], {0: kept}
     raise not_joined(address, reason)
 
 
@@ -100,9 +95,7 @@ class _Host:
         self._address, self._count, self._mine, self._equal = address, count, mine, equal
         self._visitors: dict[int, tuple[Record, socket.socket]] = {}
 
-    def receive(
-        self, server: socket.socket, until: float, kept: dict[int, socket.socket] | None
-    ) -> list[Record]:
+    def receive(self, server: socket.socket, until: float) -> tuple[list[Record], Connections]:
         """Waits for all; each gets the records of all, or the error that this one raises."""
         with contextlib.ExitStack() as connections:
             try:
@@ -116,11 +109,10 @@ class _Host:
             except ClusterError as error:
                 self._tell_all(_told(error))
                 raise
-            others = [self._visitors[number][0] for number in range(1, self._count)]
-            if kept is not None:
-                kept.update({k: one.dup() for k, (_, one) in self._visitors.items()})
-            self._tell_all({"records": [self._mine, *others]})
-            return [self._mine, *others]
+            records = [self._mine, *(self._visitors[k][0] for k in range(1, self._count))]
+            kept = {number: one.dup() for number, (_, one) in self._visitors.items()}
+            self._tell_all({"records": records})
+            return records, kept
 
     def _present(self) -> dict[int, tuple[Record, socket.socket]]:
         """Those who are here, by number. Who has left can come again."""

@@ -54,9 +54,9 @@ def test_who_has_gone_is_known_at_once(boards, pairs):
     wait_until(lambda: boards[2].silence(1) == math.inf)
     assert boards[2].read("failures/") == {"1": "stopped"}  # the reason came first
     assert boards[0].silence(2) < 5
-    assert boards[2].service_silence() < 5
+    assert boards[2].silence(0) < 5
     pairs[2][0].shutdown(socket.SHUT_RDWR)
-    wait_until(lambda: boards[2].service_silence() == math.inf)
+    wait_until(lambda: boards[2].silence(0) == math.inf)
 
 
 def test_silence_grows_without_signs_of_life():

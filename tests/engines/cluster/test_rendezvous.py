@@ -24,6 +24,14 @@ def address():
     return Address(f"localhost:{port}", "127.0.0.1", port)
 
 
+def records_of(*arguments):
+    """The records of a meeting, whose connections are closed."""
+    records, kept = meet(*arguments)
+    for connection in kept.values():
+        connection.close()
+    return records
+
+
 @pytest.fixture
 def come(address):
     """A call that lets a process come, in a thread."""
@@ -32,9 +40,8 @@ def come(address):
         def come(number, count=3, seconds=20.0, pid=None, version="1"):
             facts = {"num_processes": str(count), "version": version}
             mine = {"host": f"gpu{number}", "pid": pid or f"10{number}", **facts}
-            return threads.submit(
-                meet, address, number, count, mine, EQUAL, time.monotonic() + seconds
-            )
+            until = time.monotonic() + seconds
+            return threads.submit(lambda: records_of(address, number, count, mine, EQUAL, until))
 
         yield come
 
