@@ -19,7 +19,8 @@ from keras_multigpu.engines.values import Tensor
 TYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 """The types that cross as they are; others cross as one of these."""
 _AS_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64, tf.complex64: tf.int64}
-_AS_NUMBERS = (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16)
+_AS_NUMBERS = dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32)
+_CROSSES_AS = {**{dtype: dtype for dtype in TYPES}, **_AS_BITS, **_AS_NUMBERS}
 # A size has 64 steps below each power of two: at most 1/32 of what is sent is filling.
 _POWERS = [2**power for power in range(6, 31)]
 _STEPS = 65
@@ -133,7 +134,7 @@ def size_of(tensor: Tensor) -> Any:
 
 def can_cross(dtype: tf.DType) -> bool:
     """Whether tensors of a type can cross."""
-    return dtype in TYPES or dtype in _AS_BITS or dtype in _AS_NUMBERS
+    return dtype in _CROSSES_AS
 
 
 def crosses_as(tensor: Tensor) -> tf.DType:
@@ -142,17 +143,12 @@ def crosses_as(tensor: Tensor) -> tf.DType:
     Raises:
         ValueError: if it can't cross.
     """
-    dtype = tensor.dtype
-    if dtype in TYPES:
-        return dtype
-    if dtype in _AS_BITS:
-        return _AS_BITS[dtype]
-    if dtype in _AS_NUMBERS:
-        return tf.int32
-    raise ValueError(
-        "Joined processes exchange numbers and flags. Received: an output or a state of type "
-        f"{dtype.name!r}. Leave it out of the model's outputs."
-    )
+    if tensor.dtype not in _CROSSES_AS:
+        raise ValueError(
+            "Joined processes exchange numbers and flags. Received: an output or a state of type "
+            f"{tensor.dtype.name!r}. Leave it out of the model's outputs."
+        )
+    return _CROSSES_AS[tensor.dtype]
 
 
 def packed(tensor: Tensor, size: Tensor) -> Tensor:

@@ -38,10 +38,11 @@ def listen_only_at(ip: str, port: int) -> None:
         return
     if sys.platform != "linux":
         raise OSError(f"{sys.platform} has no filters for sockets that listen")
-    for one in _own_sockets():
-        is_listening = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if is_listening and one.getsockname()[1] == port:
-            _attach(one, ip)
+    with _own_sockets() as found:
+        for one in found:
+            is_listening = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if is_listening and one.getsockname()[1] == port:
+                _attach(one, ip)
     with connections(at=port) as found:
         end([one for one in found if _place(one.getsockname())[0] != ip])
 
@@ -66,15 +67,15 @@ def close_to_others(ip: str, port: int, users: str, stacklevel: int) -> None:
 @contextlib.contextmanager
 def connections(to: _Place | None = None, at: int | None = None) -> Iterator[list[socket.socket]]:
     """Scope with copies of this process's connections, or of those `to` a place or `at` a port."""
-    with contextlib.ExitStack() as copies:
-        found = []
-        for one in _own_sockets():
-            with contextlib.suppress(OSError):  # not connected
-                own, peer = _place(one.getsockname()), _place(one.getpeername())
-                if to in (None, peer) and at in (None, own[1]):
-                    # Not `socket.dup`, which makes the connection itself blocking.
-                    found.append(copies.enter_context(socket.socket(fileno=os.dup(one.fileno()))))
-        yield found
+
+    def is_wanted(one: socket.socket) -> bool:
+        with contextlib.suppress(OSError):  # not connected
+            own, peer = _place(one.getsockname()), _place(one.getpeername())
+            return to in (None, peer) and at in (None, own[1])
+        return False
+
+    with _own_sockets() as found:
+        yield list(filter(is_wanted, found))
 
 
 def end(connections: Iterable[socket.socket]) -> None:
@@ -126,13 +127,16 @@ def _place(end: Any) -> _Place:
     return str(end[0]).removeprefix("::ffff:"), int(end[1])
 
 
-def _own_sockets() -> Iterator[socket.socket]:
-    """Copies of this process's TCP sockets, each closed after its turn."""
-    for number in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # closed by now
-            if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(number))) as one:
-                is_tcp = one.family in (socket.AF_INET, socket.AF_INET6)
-                if is_tcp and one.type == socket.SOCK_STREAM:
-                    yield one
+@contextlib.contextmanager
+def _own_sockets() -> Iterator[list[socket.socket]]:
+    """Scope with copies of this process's TCP sockets."""
+    with contextlib.ExitStack() as copies:
+        found = []
+        for number in os.listdir("/dev/fd"):
+            with contextlib.suppress(OSError):  # closed by now
+                if stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+                    # Not `socket.dup`, which makes the connection itself blocking.
+                    one = copies.enter_context(socket.socket(fileno=os.dup(int(number))))
+                    is_tcp = one.family in (socket.AF_INET, socket.AF_INET6)
+                    found += [one] if is_tcp and one.type == socket.SOCK_STREAM else []
+        yield found
