@@ -29,10 +29,16 @@ class Address:
         """The kind of its sockets."""
         return socket.AF_INET6 if ":" in self.ip else socket.AF_INET
 
+    def own_ip(self) -> str:
+        """The IP address of this machine from which it reaches this one."""
+        with socket.socket(self.family, socket.SOCK_DGRAM) as one:
+            one.connect((self.ip, self.port))  # sends nothing
+            return str(one.getsockname()[0])
 
-def check_free(address: Address, *others: str) -> None:
-    """Raises a `ClusterError` if this process can't listen at an address, or at other IPs there."""
-    for ip in (address.ip, *others):
+
+def check_free(address: Address) -> None:
+    """Raises a `ClusterError` if an address, or its port at all addresses, is no free one here."""
+    for ip in (address.ip, ""):
         with listening(address, ip):
             pass
 

@@ -62,16 +62,23 @@ def group_of(mesh: Mesh) -> Group | None:
     return group if others else None
 
 
-def put(value: Any, sharding: NamedSharding) -> jax.Array:
-    """An array over devices of all processes, from the same value in each process."""
+def put(value: Any, sharding: NamedSharding, total: int | None = None, first: int = 0) -> jax.Array:
+    """An array over devices of all processes, from the same value in each process.
+
+    Of `total` rows a process may have those of its devices only, from the row `first` on.
+    """
     host = np.asarray(value)
+    shape = host.shape if total is None else (total, *host.shape[1:])
 
     def part(index: Any) -> np.ndarray:
+        if total is not None:
+            start, end, _ = index[0].indices(total)
+            index = slice(start - first, end - first)
         # On processors JAX may use this memory itself: of a view, that of the whole value.
         given = host[index]
         return given if given.size == host.size else given.copy()
 
-    return jax.make_array_from_callback(host.shape, sharding, part)
+    return jax.make_array_from_callback(shape, sharding, part)
 
 
 def copy_to_all(tree: Any, mesh: Mesh) -> Any:

@@ -50,26 +50,14 @@ def put(
     total, owners = sum(counts), [device.process_index for device in spread.mesh.devices.flat]
     leaves, given = jax.tree.flatten(batch)
     leaves = [np.asarray(leaf) for leaf in leaves]
-    is_spread = not total % len(owners)
-    if is_spread and _are_at_home(counts, owners):
-        before = sum(counts[: group.number])
-
-        def place(leaf: Any) -> jax.Array:
-            shape = (total, *leaf.shape[1:])
-
-            def rows(index: tuple[slice, ...]) -> Any:
-                first, end, _ = index[0].indices(total)
-                return leaf[first - before : end - before]
-
-            return jax.make_array_from_callback(shape, spread, rows)
-
-        placed = [place(leaf) if leaf.ndim else joint.put(leaf, shared) for leaf in leaves]
-        return given.unflatten(placed)
-    with_rows = [leaf for leaf in leaves if leaf.ndim]
-    whole = iter(_gather(with_rows, counts, spread, owners, group))
+    is_spread, first = not total % len(owners), sum(counts[: group.number])
+    if not (is_spread and _are_at_home(counts, owners)):
+        with_rows = [leaf for leaf in leaves if leaf.ndim]
+        whole, first = iter(_gather(with_rows, counts, spread, owners, group)), 0
+        leaves = [next(whole) if leaf.ndim else leaf for leaf in leaves]
     sharding = spread if is_spread else shared
     return given.unflatten(
-        joint.put(next(whole), sharding) if leaf.ndim else joint.put(leaf, shared)
+        joint.put(leaf, sharding, total, first) if leaf.ndim else joint.put(leaf, shared)
         for leaf in leaves
     )
 

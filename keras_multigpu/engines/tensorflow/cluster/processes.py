@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import json
 import signal
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -131,7 +130,7 @@ class _Processes(processes.Processes[Group]):
         is_new = self.group is None
         is_main = threading.current_thread() is threading.main_thread()
         on_terminate = signal.getsignal(signal.SIGTERM) if is_main else None
-        with Port(_own_ip(address, number)) as self._port:
+        with Port(address.own_ip() if number else address.ip) as self._port:
             known = super().join(address, count, number, timeout, data)
         if is_new and count > 1:
             # TensorFlow's runtime takes the signal for itself: a process would not end by it.
@@ -196,15 +195,6 @@ def check_devices(devices: Sequence[str], mode: str) -> None:
             "A model over several processes uses GPUs or CPU devices, not both. Received: "
             f"devices={list(devices)!r}. Leave `n_gpus` and `devices` out to use all GPUs."
         )
-
-
-def _own_ip(coordinator: Address, number: int) -> str:
-    """The IP address at which the other processes reach this one."""
-    if not number:
-        return coordinator.ip
-    with socket.socket(coordinator.family, socket.SOCK_DGRAM) as probe:
-        probe.connect((coordinator.ip, coordinator.port))  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 def _start(addresses: Sequence[str], number: int, seconds: float) -> None:

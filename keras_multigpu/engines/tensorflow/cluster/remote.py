@@ -56,7 +56,7 @@ class TensorFlowRemote(Remote):
         self.disconnect()
         if self._local is None:
             here = local or _free_address(workers)
-            check_free(here, "")  # TensorFlow takes the port on all addresses
+            check_free(here)  # TensorFlow takes the port on all addresses
         else:
             here = self._local
         self.serial += 1
@@ -139,11 +139,7 @@ def _free_address(workers: Sequence[Address]) -> Address:
 
     Workers on other machines decide: those on this machine reach all its addresses.
     """
-    found = []
-    for worker in workers:
-        with socket.socket(worker.family, socket.SOCK_DGRAM) as one:
-            one.connect((worker.ip, worker.port))  # sends nothing
-            found.append(str(one.getsockname()[0]))
+    found = [worker.own_ip() for worker in workers]
     ip = next((ip for ip in found if not ipaddress.ip_address(ip).is_loopback), found[0])
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as one:
         one.bind((ip, 0))

@@ -77,7 +77,7 @@ def start_server(address: Address, virtual_devices: int) -> None:
     Raises:
         ClusterError: if the address or the port can't be used, or can't be closed to others.
     """
-    check_free(address, "")  # TensorFlow takes the port on all addresses
+    check_free(address)  # TensorFlow takes the port on all addresses
     cluster = tf.train.ClusterSpec({version_job(): {0: address.numeric}})
     settings = tf.compat.v1.ConfigProto(device_count={"CPU": virtual_devices})
     settings.gpu_options.allow_growth = True
