@@ -124,6 +124,12 @@ class Group(Members):
         told = self._gather(kind, digest, self.call, place)
         return odd_one([told[number] for number in range(len(self.names))])
 
+    def compare(self, what: str, listing: Listing, name: str = "") -> None:
+        """Raises a `ClusterError` if another process has another listing of `what`, called so."""
+        found = self.differing(name or what, str(listing.checksum))
+        if found is not None:
+            raise self.differs(*found, what, listing)
+
     def fail(self, error: BaseException, call: Call | None = None) -> None:
         """Tells the others that this process has left a call (or none) with an error."""
         if self._is_copy:

@@ -41,6 +41,7 @@ _DESCRIBED = (
     types.FunctionType,
     types.MethodType,
 )
+_PLAIN = (bool, int, float, str)  # `repr` gives the same text in every process
 _DEEPEST = 8  # objects within objects, which may refer to themselves
 _LONGEST = 120  # characters of a fact that people see
 
@@ -137,7 +138,7 @@ def _settings(part: Any, depth: int) -> list[tuple[str, str]]:
     for name, value in sorted(vars(part).items()):
         if name.startswith("_") or name in _OWN_AFFAIRS:
             continue
-        if _is_plain(value) or _holds_plain(value) or isinstance(value, _DESCRIBED):
+        if _is_plain(value) or isinstance(value, _DESCRIBED):
             kept.append((name, repr(_form(value, depth))))
         elif callable(value) and hasattr(value, "__name__"):
             kept.append((name, value.__name__))
@@ -146,7 +147,7 @@ def _settings(part: Any, depth: int) -> list[tuple[str, str]]:
 
 def _form(value: Any, depth: int = _DEEPEST) -> Any:
     """A setting, a loss or a metric, or several: values, classes, settings, names of functions."""
-    if value is None or _is_plain(value):
+    if value is None or isinstance(value, _PLAIN):
         return value
     if not depth:
         return type(value).__qualname__
@@ -170,20 +171,12 @@ def _form(value: Any, depth: int = _DEEPEST) -> Any:
     return type(value).__qualname__, dict(_settings(value, depth - 1)), *wrapped
 
 
-def _holds_plain(value: Any, depth: int = _DEEPEST) -> bool:
-    """Whether a list, a dictionary or an array holds plain values only."""
-    if isinstance(value, (list, tuple)):
-        parts = (one is None or _is_plain(one) or _holds_plain(one, depth - 1) for one in value)
-        return depth > 0 and all(parts)
-    if isinstance(value, (set, frozenset)):
-        return all(map(_is_plain, value))
+def _is_plain(value: Any, depth: int = _DEEPEST) -> bool:
+    """Whether a value, and all that it holds, has the same form in every process."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.dtype.kind in "biuf"
     if isinstance(value, Mapping):
-        return all(map(_is_plain, value)) and _holds_plain(list(value.values()), depth - 1)
-    return isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in "biuf"
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether `repr` gives the same text in every process."""
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, (bool, int, float, str))
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return depth > 0 and all(one is None or _is_plain(one, depth - 1) for one in value)
+    return isinstance(value, _PLAIN)

@@ -18,8 +18,8 @@ from keras_multigpu.engines.jax.batches import Undivided, placed_batches
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
 from keras_multigpu.engines.jax.cluster.compared import (
     Samples,
-    compare_programs,
     compare_weights,
+    listing_of,
     settings,
 )
 from keras_multigpu.engines.jax.cluster.joint import Step
@@ -182,7 +182,8 @@ class JaxSteps(Steps):
         if not self.lent.latest:  # it does not run, but is compiled for a report
             return
         if self.group is not None:
-            compare_programs(traced, self.group)
+            # With other sums in it the processes would wait for each other, or be aborted.
+            self.group.compare("programs", listing_of(traced))
         elif name == "train_step" and rows and not self._runner.spreads_state:
             self._tables.look(traced.jaxpr, self.model.trainable_variables, self.where.count, rows)
 

@@ -31,17 +31,6 @@ def settings() -> str:
     return ", ".join(f"{name}={value}" for name, value in found.items())
 
 
-def compare_programs(traced: Any, group: Group) -> None:
-    """Raises a `ClusterError` if another process would compute something else in this step.
-
-    Before it does: with other sums in it the processes would wait for each other, or be aborted.
-    """
-    listing = listing_of(traced)
-    found = group.differing("programs", str(listing.checksum))
-    if found is not None:
-        raise group.differs(*found, "programs", listing)
-
-
 def compare_weights(group: Group, variables: Sequence[keras.Variable], parts: Listing) -> None:
     """Raises a `ClusterError` if another process has other values, or has assigned other `parts`.
 
@@ -50,10 +39,7 @@ def compare_weights(group: Group, variables: Sequence[keras.Variable], parts: Li
     # A loop that has donated an array and given none back leaves a deleted one.
     values = [(one.path, one._value) for one in variables if one._value is not None]
     own = [(path, one) for path, one in values if not one.is_deleted() and is_whole(one)]
-    listing = Listing.of_all([Listing.of_values(own), parts])
-    found = group.differing("new weights", str(listing.checksum))
-    if found is not None:
-        raise group.differs(*found, "weights", listing)
+    group.compare("weights", Listing.of_all([Listing.of_values(own), parts]), "new weights")
 
 
 EVERY = 8
