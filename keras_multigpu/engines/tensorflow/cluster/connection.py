@@ -47,26 +47,23 @@ class Connection:
         self.workers = tuple(workers)
         self.local = local
         self.timeout = timeout
-        own = [
-            [f"{worker.name}/{device}" for device in status.devices]
-            for worker, status in zip(workers, statuses)
-        ]
-        gpus = [[name for name in names if "/gpu:" in name] for names in own]
-        self.devices = tuple(name for names in own for name in names)
-        self.chosen = tuple(name for some, names in zip(gpus, own) for name in some or names)
-        self._identities = {one: status.identity for one, status in zip(workers, statuses)}
+        pairs = list(zip(workers, statuses))
+        self.devices = tuple(f"{one.name}/{name}" for one, its in pairs for name in its.devices)
+        self.chosen = tuple(f"{one.name}/{name}" for one, its in pairs for name in its.chosen)
+        self._identities = {one: its.identity for one, its in pairs}
         self._watchdog = Watchdog([one.numeric for one in workers], _PATIENCE * timeout)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
         try:
             self._open()
-        except BaseException as error:
-            fault = self._lost() if isinstance(error, tf.errors.OpError) else None
+        except tf.errors.OpError as error:
+            fault = self._lost() or self._no_way_back()
             self.close()
-            if not isinstance(error, tf.errors.OpError):
-                raise
-            raise (fault or self._no_way_back()) from error
+            raise fault from error
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Disconnects the workers, answering or not; later computations don't wait for them."""

@@ -37,6 +37,11 @@ class Status:
     devices: tuple[str, ...]
     identity: bytes
 
+    @property
+    def chosen(self) -> Sequence[str]:
+        """Its GPUs, or its CPU devices if it has none."""
+        return [one for one in self.devices if one.startswith("gpu")] or self.devices
+
 
 def ask(worker: Address, seconds: float, *, patient: bool = False) -> Status | None:
     """A worker's answer within some seconds; `None` without a valid one.
