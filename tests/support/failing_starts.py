@@ -1,5 +1,6 @@
 """Process 1 fails before TensorFlow's runtime has started: as `process_script.py`."""
 
+import contextlib
 import sys
 
 import tensorflow as tf
@@ -10,7 +11,15 @@ from keras_multigpu.engines.tensorflow.cluster import processes
 
 def unreached():
     """As if a firewall let nobody through."""
-    processes.Port.__enter__ = lambda port: port._listening.close() or port
+    kept_port = processes.kept_port
+
+    @contextlib.contextmanager
+    def closed(ip):
+        with kept_port(ip) as (address, listening):
+            listening.close()
+            yield address, listening
+
+    processes.kept_port = closed
 
 
 def fails():

@@ -23,15 +23,17 @@ from keras_multigpu.engines.tensorflow.cluster.collectives import Collectives
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.cluster.runtime import (
-    Port,
     abort_collectives,
     environment,
     find_unreached,
     has_started,
+    kept_port,
 )
 from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others
 
 _CONFIG = "TF_CONFIG"
+# Read when a server starts: it then shares its port with sockets that allow that, of one user.
+_SHARES = "TF_GRPC_REUSE_PORT"
 # Extra seconds before a process that waits for ever ends, so that the others' errors come first.
 _GRACE = 60.0
 _known: dict[str, Collectives] = {}  # by the device that sends and receives
@@ -113,7 +115,7 @@ class _Processes(processes.Processes[Group]):
 
     def facts(self, address: Address, number: int) -> dict[str, str]:
         devices = {kind: names.count_own(kind) for kind in ("cpu", "gpu")}
-        return {"address": self._port.address.numeric, "devices": json.dumps(devices)}
+        return {"address": self._here.numeric, "devices": json.dumps(devices)}
 
     def start(self, group: Group, address: Address, records: Sequence[Record]) -> None:
         self._devices = [json.loads(record["devices"]) for record in records]
@@ -121,8 +123,8 @@ class _Processes(processes.Processes[Group]):
             addresses = [record["address"] for record in records]
             # Before TensorFlow starts: then nobody would notice one that it waits for.
             group.check_reached(find_unreached(addresses, group.timeout))
-            with self._port.taken_over():
-                _start(addresses, group.number, group.timeout + _GRACE)
+            self._listening.close()
+            _start(addresses, group.number, group.timeout + _GRACE)
 
     def join(
         self, address: Address, count: int, number: int, timeout: float, data: str
@@ -130,14 +132,14 @@ class _Processes(processes.Processes[Group]):
         is_new = self.group is None
         is_main = threading.current_thread() is threading.main_thread()
         on_terminate = signal.getsignal(signal.SIGTERM) if is_main else None
-        with Port(address.own_ip() if number else address.ip) as self._port:
+        ip = address.own_ip() if number else address.ip
+        with kept_port(ip) as (self._here, self._listening):
             known = super().join(address, count, number, timeout, data)
         if is_new and count > 1:
             # TensorFlow's runtime takes the signal for itself: a process would not end by it.
             if on_terminate is not None:
                 signal.signal(signal.SIGTERM, on_terminate)
-            here = self._port.address
-            close_to_others(here.ip, here.port, "processes", stacklevel=5)
+            close_to_others(self._here.ip, self._here.port, "processes", stacklevel=5)
             names.join(number, self._devices)
         return known
 
@@ -209,7 +211,7 @@ def _start(addresses: Sequence[str], number: int, seconds: float) -> None:
     }
     faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # to the process's own errors
     try:
-        with environment(_CONFIG, json.dumps(config)):
+        with environment(_CONFIG, json.dumps(config)), environment(_SHARES, "true"):
             # Only for the runtime that its constructor sets up: it is never used as a strategy.
             tf.distribute.MultiWorkerMirroredStrategy()
     finally:

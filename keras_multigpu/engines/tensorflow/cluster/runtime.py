@@ -27,8 +27,6 @@ from keras_multigpu.engines.tensorflow.names import LOCAL_JOB, REMOTE_JOB
 _STREAMS = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 # Read at each call to a worker. Otherwise, calls wait for ever while a connection can't be made.
 _FAIL_FAST = "GRPC_FAIL_FAST"
-# Read when a server starts: it then shares its port with sockets that allow that, of one user.
-_SHARES = "TF_GRPC_REUSE_PORT"
 
 
 def has_started() -> bool:
@@ -110,39 +108,19 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-class Port:
-    """A free port of this machine, which no other process gets as long as this is open.
+@contextlib.contextmanager
+def kept_port(ip: str) -> Iterator[tuple[Address, socket.socket]]:
+    """Scope with a free port, which no other process of this machine gets, and what listens there.
 
-    It listens until the server takes it over, so that others can try whether they reach it.
-
-    Args:
-        ip: the address at which it listens.
-
-    Attributes:
-        address: the address and the port.
+    It listens so that others can try whether they reach it. When it is closed, TensorFlow's server
+    may take its place.
     """
-
-    def __init__(self, ip: str):
-        with contextlib.ExitStack() as opened:
-            family = Address(ip, ip, 0).family
-            kept = opened.enter_context(_bound(family, "", 0))
-            self.address = Address(ip, ip, int(kept.getsockname()[1]))
-            self._listening = opened.enter_context(_bound(family, ip, self.address.port))
-            self._listening.listen()
-            self._opened = opened.pop_all()
-
-    def __enter__(self) -> Port:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
-
-    @contextlib.contextmanager
-    def taken_over(self) -> Iterator[None]:
-        """Scope in which TensorFlow's server starts to listen at the port."""
-        self._listening.close()
-        with environment(_SHARES, "true"):
-            yield
+    family = Address(ip, ip, 0).family
+    with _bound(family, "", 0) as kept:
+        address = Address(ip, ip, int(kept.getsockname()[1]))
+        with _bound(family, ip, address.port) as listening:
+            listening.listen()
+            yield address, listening
 
 
 def _bound(family: socket.AddressFamily, ip: str, port: int) -> socket.socket:

@@ -7,14 +7,15 @@ import pytest
 from support import failing_starts
 from support.process_runs import running
 
-from keras_multigpu.engines.tensorflow.cluster.runtime import Port, find_unreached
+from keras_multigpu.engines.tensorflow.cluster.runtime import find_unreached, kept_port
 
 SCRIPT = pathlib.Path(failing_starts.__file__)
 
 
 def test_only_who_shares_a_port_gets_it():
-    with Port("127.0.0.1") as port, port.taken_over():
-        place = (port.address.ip, port.address.port)
+    with kept_port("127.0.0.1") as (address, listening):
+        listening.close()
+        place = (address.ip, address.port)
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(place)
         with socket.create_server(place, reuse_port=True), socket.create_connection(place, 5):
@@ -22,11 +23,11 @@ def test_only_who_shares_a_port_gets_it():
 
 
 def test_a_port_is_reached_until_it_is_taken_over():
-    with Port("127.0.0.1") as first, Port("127.0.0.1") as second:
-        addresses = [first.address.numeric, second.address.numeric]
+    with kept_port("127.0.0.1") as (first, _), kept_port("127.0.0.1") as (second, listening):
+        addresses = [first.numeric, second.numeric]
         assert find_unreached(addresses, 5) == {}
-        with second.taken_over():
-            assert find_unreached(addresses, 5) == {1: addresses[1]}
+        listening.close()
+        assert find_unreached(addresses, 5) == {1: addresses[1]}
 
 
 @pytest.mark.slow
