@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from keras_multigpu.engines.cluster.board import BEAT, Board
 from keras_multigpu.engines.cluster.calls import Call, Calls
 from keras_multigpu.engines.cluster.errors import DIFFERENCES, SAME_CALLS, TOLD_ALIKE, ClusterError
-from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.cluster.listing import Listing, around_difference
 from keras_multigpu.engines.cluster.members import RESTART, Members
-from keras_multigpu.engines.cluster.model_facts import Facts, checksum, difference
 from keras_multigpu.engines.cluster.places import END, Places, odd_one
+
+_UNKNOWN = "unknown"
 
 
 class Group(Members):
@@ -57,7 +58,7 @@ class Group(Members):
             raise self.broken
         return self.calls.open(name, is_loop)
 
-    def meet(self, facts: Mapping[str, str | Facts]) -> None:
+    def meet(self, facts: Mapping[str, str | Listing]) -> None:
         """Waits until all processes have opened the call; compares facts that must be equal.
 
         Of many facts a checksum crosses, and they themselves if some differ.
@@ -66,8 +67,9 @@ class Group(Members):
         place = f"the beginning of {call.name}"
         if outer.is_loop:
             place += f" within {outer.name}, after {outer.begun} steps"
-        known = {key: one if isinstance(one, str) else checksum(one) for key, one in facts.items()}
-        mine = {"call": call.name, **known}
+        mine = {"call": call.name}
+        for key, one in facts.items():
+            mine[key] = one if isinstance(one, str) else str(one.checksum)
         told = self._gather("loops", json.dumps(mine), call, place)
         every = [json.loads(told[number]) for number in range(len(self.names))]
         for fact in mine:
@@ -76,15 +78,14 @@ class Group(Members):
                 raise self._unlike(fact, facts.get(fact, ""), *found, every)
 
     def _unlike(
-        self, fact: str, mine: str | Facts, number: int, other: int, every: list[dict[str, str]]
+        self, fact: str, mine: str | Listing, number: int, other: int, every: list[dict[str, str]]
     ) -> ClusterError:
         """The error for a process that differs in a fact; `every` are those of all."""
         its, first = (str(every[one].get(fact)) for one in (number, other))
         problem = f"Its {fact} is {its}. In process {other} it is {first}."
-        if not isinstance(mine, str):
-            told = self._of_all(f"all of {fact}", json.dumps(mine))
-            if {number, other} <= set(told):
-                its, first = difference(json.loads(told[number]), json.loads(told[other]))
+        if isinstance(mine, Listing):
+            its, first = around_difference(*self._tell(fact, mine, number, other))
+            if _UNKNOWN not in (its, first):
                 problem = f"Its {fact} is another than in process {other}: {its}; there {first}."
         return self._break(
             number,
@@ -162,20 +163,23 @@ class Group(Members):
         processes then call this, and the error has the texts of both.
         """
         problem, cure = DIFFERENCES[what]
-        texts = dict.fromkeys(range(len(self.names)), "unknown")
+        its, first = self._tell(what, mine, number, other)
+        step = self.call.begun + ahead
+        if its == first != _UNKNOWN:
+            first = TOLD_ALIKE.get(what, first)
+        text = problem.format(step=step, other=other, its=its, first=first)
+        if what == "weights" and its != _UNKNOWN:
+            text += f" It has {its}; there is {first}."
+        return self._break(number, text, cure)
+
+    def _tell(self, what: str, mine: str | Listing, number: int, other: int) -> tuple[str, str]:
+        """What two processes have where they differ, from what each tells of itself."""
         if isinstance(mine, Listing):
             told = self._of_all(f"all of {what}", json.dumps(mine.digests))
             both = [json.loads(told[one]) for one in (number, other) if one in told]
             mine = mine.told(*both) if len(both) == 2 else ""
-        if mine:
-            texts |= self._of_all(what, str(mine))
-        step, its, first = self.call.begun + ahead, texts[number], texts[other]
-        if its == first != "unknown":
-            first = TOLD_ALIKE.get(what, first)
-        text = problem.format(step=step, other=other, its=its, first=first)
-        if what == "weights" and its != "unknown":
-            text += f" It has {its}; there is {first}."
-        return self._break(number, text, cure)
+        texts = self._of_all(what, mine) if mine else {}
+        return texts.get(number, _UNKNOWN), texts.get(other, _UNKNOWN)
 
     def _of_all(self, kind: str, mine: str) -> dict[int, str]:
         """What each process says when all have found that they differ."""

@@ -13,7 +13,8 @@ import keras
 
 from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.group import Group
-from keras_multigpu.engines.cluster.model_facts import Facts, facts_of_compilation, facts_of_model
+from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.cluster.model_facts import facts_of_compilation, facts_of_model
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -101,7 +102,7 @@ def together(
         if is_loop or call is None or not is_as_before or not group.calls.resume(call):
             steps.call = call = group.open(name, is_loop)
             call.class_weight = class_weight
-            facts: dict[str, str | Facts] = {
+            facts: dict[str, str | Listing] = {
                 "devices": ", ".join(steps.model.devices),
                 "set of options": repr(sorted(steps.model._parallel_options.items())),
                 "model": facts_of_model(steps.model),

@@ -1,4 +1,4 @@
-"""What a step computes, operation by operation: equal in processes that compute the same."""
+"""What processes compare, piece by piece: operations of a step, facts of a model, values."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_multigpu.engines.shared import is_array
 
+_LONGEST = 240  # characters of a fact that people see
 COMPARED = 1024
 """How many elements of each array in a batch the processes compare."""
 
@@ -93,6 +94,18 @@ class Listing:
         pairs = enumerate(zip(one, other))
         place = next((k for k, (a, b) in pairs if a != b), min(len(one), len(other)))
         return str(self.texts[place]) if place < len(self.texts) else "nothing more"
+
+
+def around_difference(one: str, other: str) -> tuple[str, str]:
+    """Two long texts, as far as people see them: near the first character that differs."""
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other))
+    begin = max(len([*alike]) - _LONGEST // 2, 0)
+    return _cut(one, begin), _cut(other, begin)
+
+
+def _cut(text: str, begin: int) -> str:
+    end = begin + _LONGEST
+    return f"{'...' if begin else ''}{text[begin:end]}{'...' if len(text) > end else ''}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,21 +6,16 @@ What their code computes is compared when a step is traced (`listing.py`).
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 import types
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_multigpu.engines.cluster.listing import digest_of
-
-Facts = Sequence[tuple[str, str]]
-"""Pairs: a part of a model, by its name; and what is equal in processes that build the same."""
+from keras_multigpu.engines.cluster.listing import Listing, digest_of
 
 # What a process may have called by itself (the template's `predict`, say), and automatic names.
 _OWN_AFFAIRS = frozenset(
@@ -43,25 +38,25 @@ _DESCRIBED = (
 )
 _PLAIN = (bool, int, float, str)  # `repr` gives the same text in every process
 _DEEPEST = 8  # objects within objects, which may refer to themselves
-_LONGEST = 120  # characters of a fact that people see
 
 
-def facts_of_model(model: keras.Model) -> Facts:
+def facts_of_model(model: keras.Model) -> Listing:
     """A model's layers, its optimizer, and its weights: shapes, which are trained."""
-    optimizer = getattr(model, "optimizer", None)
-    found = []
+    optimizer, found = getattr(model, "optimizer", None), Listing()
     for layer in model._flatten_layers():
-        found += _facts(f"layer {layer.name!r}", layer)
+        _add(found, f"layer {layer.name!r}", layer)
     for one in [*model.variables, *(optimizer.variables if optimizer is not None else ())]:
         known = tuple(one.shape), str(one.dtype), "trained" if one.trainable else "not trained"
-        found.append((f"variable {one.path!r}", " ".join(map(str, known))))
-    found += _facts("the optimizer", optimizer)
-    # A rate alone is compared with the weights.
+        what = " ".join(map(str, known))
+        found.add(what, f"variable {one.path!r}: {what}")
+    _add(found, "the optimizer", optimizer)
     rate = getattr(optimizer, "_learning_rate", None)
-    return found + _facts("the schedule", rate if isinstance(rate, LearningRateSchedule) else None)
+    if isinstance(rate, LearningRateSchedule):  # a rate alone is compared with the weights
+        _add(found, "the schedule", rate)
+    return found
 
 
-def facts_of_compilation(model: keras.Model) -> Facts:
+def facts_of_compilation(model: keras.Model) -> Listing:
     """A model's loss, its metrics, and how its steps run."""
     # Keras keeps here what its own `compile` got.
     config = getattr(getattr(model, "_compile_config", None), "config", {})
@@ -72,57 +67,18 @@ def facts_of_compilation(model: keras.Model) -> Facts:
     ways = ("run_eagerly", "jit_compile", "steps_per_execution")
     forms |= {way: getattr(model, way) for way in ways}
     forms |= {"floatx": keras.config.floatx(), "epsilon": keras.config.epsilon()}
-    return [("", f"{key}={value!r}") for key, value in forms.items()]
+    found = Listing()
+    for key, value in forms.items():
+        found.add((key, value), f"{key}={value!r}")
+    return found
 
 
-def checksum(facts: Facts) -> str:
-    """The facts in a few characters, without the names of parts, which may be automatic."""
-    return f"{zlib.crc32(repr([what for _, what in facts]).encode()):08x}"
-
-
-def difference(one: Facts, other: Facts) -> tuple[str, str]:
-    """The first facts in which two processes differ: what one has alone, and what the other has."""
-    alone, there = _alone(one, other), _alone(other, one)
-    if not alone and not there:  # the same in another order
-        pairs = itertools.zip_longest(one, other, fillvalue=("", ""))
-        alone, there = map(list, zip(*(pair for pair in pairs if pair[0][1] != pair[1][1])))
-        return _told(*alone[0]), _told(*there[0])
-    if not alone:
-        return _told("", ""), _told(*there[0])
-    where, its = alone[0]
-    likewise = (fact for fact in there if _subject(fact) == _subject(alone[0]))
-    in_order = there[0] if len(there) == len(alone) else ("", "")
-    there_too, first = next(likewise, in_order)
-    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(its, first))
-    begin = max(len([*equal]) - _LONGEST // 2, 0)
-    return _told(where, its, begin), _told(there_too, first, begin)
-
-
-def _alone(one: Facts, other: Facts) -> list[tuple[str, str]]:
-    """The facts of one process that another one does not have."""
-    known = {what for _, what in other}
-    return [fact for fact in one if fact[1] not in known]
-
-
-def _subject(fact: tuple[str, str]) -> tuple[str, str]:
-    """What a fact is about: a part, or a setting of it."""
-    where, what = fact
-    return where, what.partition("=")[0] if "=" in what else ""
-
-
-def _told(where: str, what: str, begin: int = 0) -> str:
-    """A fact as people see it, from a place before the difference."""
-    end = begin + _LONGEST
-    what = f"{'...' if begin else ''}{what[begin:end]}{'...' if len(what) > end else ''}"
-    return ": ".join(text for text in (where, what) if text) or "nothing"
-
-
-def _facts(where: str, part: Any) -> list[tuple[str, str]]:
-    """The class of a layer or an optimizer, and its settings."""
-    if part is None:
-        return []
-    settings = [f"{key}={value}" for key, value in _settings(part, _DEEPEST)]
-    return [(where, what) for what in (type(part).__qualname__, *settings)]
+def _add(found: Listing, where: str, part: Any) -> None:
+    """Adds the class of a layer or an optimizer, and its settings, but not its automatic name."""
+    if part is not None:
+        settings = [f"{key}={value}" for key, value in _settings(part, _DEEPEST)]
+        for what in (type(part).__qualname__, *settings):
+            found.add(what, f"{where}: {what}")
 
 
 def _settings(part: Any, depth: int) -> list[tuple[str, str]]:

@@ -6,12 +6,8 @@ import keras
 from keras.optimizers.schedules import ExponentialDecay
 from support import process_script as script
 
-from keras_multigpu.engines.cluster.model_facts import (
-    checksum,
-    difference,
-    facts_of_compilation,
-    facts_of_model,
-)
+from keras_multigpu.engines.cluster.listing import around_difference
+from keras_multigpu.engines.cluster.model_facts import facts_of_compilation, facts_of_model
 
 
 def _compiled(loss="mse", *, frozen=False, rate=0.01, policy="float32", **options):
@@ -53,7 +49,7 @@ COMPILED = {
 def _described():
     models = {name: make() for name, make in {"plain": _compiled, **COMPILED}.items()}
     return {
-        name: (checksum(facts_of_model(model)), checksum(facts_of_compilation(model)))
+        name: (facts_of_model(model).checksum, facts_of_compilation(model).checksum)
         for name, model in models.items()
     }
 
@@ -85,7 +81,7 @@ LAYERS = {
 def test_settings_of_layers_are_compared():
     def described():
         return {
-            name: checksum(facts_of_model(keras.Sequential([keras.Input((2,)), make()])))
+            name: facts_of_model(keras.Sequential([keras.Input((2,)), make()])).checksum
             for name, make in LAYERS.items()
         }
 
@@ -99,7 +95,7 @@ def test_settings_of_keras_are_compared():
     before, found = keras.config.epsilon(), set()
     for epsilon in (before, 1e-3):
         keras.config.set_epsilon(epsilon)
-        found.add(checksum(facts_of_compilation(_compiled())))
+        found.add(facts_of_compilation(_compiled()).checksum)
     keras.config.set_epsilon(before)
     assert len(found) == 2
 
@@ -117,7 +113,7 @@ def test_what_a_process_has_of_its_own_is_none_of_the_models():
     one, other = (
         facts_of_model(keras.Sequential([keras.Input((2,)), Own(number)])) for number in (0, 1)
     )
-    assert checksum(one) == checksum(other)
+    assert one.checksum == other.checksum
 
 
 def test_the_first_difference_is_told():
@@ -125,15 +121,17 @@ def test_the_first_difference_is_told():
         facts_of_model(keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, activation)]))
         for activation in ("tanh", "relu")
     )
-    its, first = difference(one, other)
+    its, first = (told.told(one.digests, other.digests) for told in (one, other))
     assert its.startswith("layer 'dense")
     assert its.endswith(": activation='tanh'")
     assert first.endswith(": activation='relu'")
-    assert difference(one, one[:-1])[1] == "nothing"
-    more = [one[0], ("layer 'dense'", "lora_enabled=True"), *one[1:]]
-    assert difference(one, more) == ("nothing", "layer 'dense': lora_enabled=True")
-    changed = [*one[:2], ("layer 'other'", "units=4"), *one[3:]]
-    assert difference(one, [one[1], one[0], *one[2:]]) == (": ".join(one[0]), ": ".join(one[1]))
-    assert difference(changed, one)[0] == "layer 'other': units=4"
-    long = [[("", 200 * "a" + end)] for end in ("b", "c")]
-    assert [text[-1] for text in difference(*long)] == ["b", "c"]
+    assert one.told(one.digests[:-1], one.digests).startswith("variable '")
+    one.texts.pop()
+    assert one.told(one.digests[:-1], one.digests) == "nothing more"
+
+
+def test_long_texts_are_told_near_the_difference():
+    assert around_difference("units=3", "units=4") == ("units=3", "units=4")
+    long = [200 * "a" + end + 200 * "z" for end in ("b", "c")]
+    for text, end in zip(around_difference(*long), ("b", "c")):
+        assert text == f"...{120 * 'a'}{end}{119 * 'z'}..."
