@@ -35,7 +35,11 @@ def digest(data: Any) -> Tensor:
 
 def digest_of_part(data: Any) -> Tensor:
     """A checksum of what the parts of a batch have in common, scalars with their values."""
-    kinds = tf.nest.map_structure(_kind, data)
+
+    def kind(one: Any) -> str:
+        return one.dtype.name if tf.is_tensor(one) else repr(one)
+
+    kinds = tf.nest.map_structure(kind, data)
     found = tf.constant(zlib.crc32(repr(kinds).encode()), tf.int64)
     for one in filter(tf.is_tensor, tf.nest.flatten(data)):
         found = _add_to(found, tf.shape(one)[1:] if len(one.shape) else one)
@@ -45,12 +49,6 @@ def digest_of_part(data: Any) -> Tensor:
 def _add_to(digest: Tensor, values: Tensor) -> Tensor:
     text = tf.strings.join([tf.strings.as_string(digest), tf.io.serialize_tensor(values)])
     return tf.strings.to_hash_bucket_fast(text, 2**31)
-
-
-def _kind(value: Any) -> str:
-    if not tf.is_tensor(value):
-        return repr(value)
-    return value.dtype.name
 
 
 def is_composite(value: Tensor) -> bool:

@@ -19,7 +19,7 @@ from keras_multigpu.engines.tensorflow.cluster.connection import Connection
 from keras_multigpu.engines.tensorflow.cluster.runtime import has_started, start_server
 from keras_multigpu.engines.tensorflow.cluster.workers import greet
 
-_SILENCE = 30.0  # seconds; a worker does not know the driver's `timeout`
+_SILENCE = 300.0  # seconds: the driver's machine may be suspended for a while
 
 
 class TensorFlowRemote(Remote):
