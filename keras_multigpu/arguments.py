@@ -139,6 +139,7 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
     """A question, if a text is much like one of the choices."""
     texts = [one for one in choices if isinstance(one, str)]
     alike = difflib.get_close_matches(value, texts, 1, 0.75) if isinstance(value, str) else []
+    alike += [one for one in texts if isinstance(value, str) and value and one.startswith(value)]
     return f" Did you mean {alike[0]!r}?" if alike else ""
 
 
@@ -152,6 +153,8 @@ def check_model(model: Any) -> None:
             hint = " Load it first: `keras.saving.load_model(path)`."
         elif as_integer(model) is not None:
             hint = f" The model comes first: `make_parallel(model, {model})`."
+        elif isinstance(model, (list, tuple)) and all(isinstance(x, keras.Layer) for x in model):
+            hint = " Make a model of the layers: `keras.Sequential(layers)`."
         elif isinstance(model, keras.Layer):
             hint = " Make a model of the layer: `keras.Sequential([layer])`."
         raise ValueError(

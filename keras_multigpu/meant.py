@@ -42,6 +42,8 @@ def as_number(value: Any) -> int | None:
 def _as_list(meant: Any) -> list[Any]:
     if isinstance(meant, str):
         return [one.strip() for one in meant.split(",")]
+    extended = getattr(meant, "extended", None)  # of TensorFlow's strategies
+    meant = getattr(extended, "worker_devices", meant)
     mesh = getattr(meant, "mesh", meant)  # of a sharding
     meant = np.ravel(mesh.devices) if hasattr(mesh, "devices") else meant
     is_one = isinstance(meant, Mapping) or name_of(meant) is not None

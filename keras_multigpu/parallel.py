@@ -45,6 +45,9 @@ _OTHER_NAMES = {
     ("pipeline", "pp"): "`mode='model'`",
     ("mirrored", "dp", "ddp", "data_parallel"): "`mode='data'`",
 }
+_OF_KERAS = {"batch_size": "fit", "epochs": "fit"} | dict.fromkeys(
+    ("optimizer", "loss", "metrics", "jit_compile", "run_eagerly", "steps_per_execution"), "compile"
+)
 
 
 @overload
@@ -269,5 +272,9 @@ def _find_cure(name: str, value: Any, known: Sequence[str]) -> str:
     is_number = ("gpu" in name.lower() or "device" in name.lower()) and "model" not in name.lower()
     if is_number:
         return find_cure(name, value, choose_devices(None, None)) or " Did you mean `n_gpus`?"
+    if isinstance(value, str) and value in MODES:
+        return f" Write `mode={value!r}`."
+    if name in _OF_KERAS:
+        return f" Give it to `{_OF_KERAS[name]}`."
     alike = difflib.get_close_matches(name, known, 1, 0.7)
     return f" Did you mean `{alike[0]}`?" if alike else ""

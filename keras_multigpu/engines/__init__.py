@@ -15,6 +15,8 @@ except ModuleNotFoundError as error:
     if error.name not in ("keras", "tensorflow", "jax", "torch", "openvino"):
         raise
     raise ImportError(explain_missing(error.name)) from error
+except ValueError as error:  # a backend that Keras has not
+    raise ImportError(SUPPORTED.format(received=error)) from error
 
 from keras_multigpu.engines.attributes import with_attributes
 from keras_multigpu.engines.base import Engine

@@ -153,6 +153,9 @@ def test_options_that_are_nearly_right():
         ("data", {"toast": 1}, "Received: toast=1."),
         ("data", {"dtype": "bfloat16"}, "Received: dtype='bfloat16'."),
         ("data", {"gpus": "all"}, "Leave `gpus` out to use all."),
+        ("data", {"strategy": "tower"}, "Write `mode='tower'`."),
+        ("data", {"batch_size": 32}, "Give it to `fit`."),
+        ("data", {"optimizer": "adam"}, "Give it to `compile`."),
     ]:
         with pytest.raises(TypeError) as error:
             make_parallel(_model(), mode=mode, **option)
@@ -181,6 +184,7 @@ def test_the_overloads_have_each_modes_options():
     [
         ("data", {"shard": "weight"}, "weights"),
         ("tower", {"replicas": "independant"}, "independent"),
+        ("tower", {"replicas": "indep"}, "independent"),
         ("tower", {"loss_of": "replica"}, "replicas"),
     ],
 )
@@ -331,9 +335,23 @@ def test_devices_by_the_backends_own_objects():
         make_parallel(_model(), devices=[object()])
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="objects of TensorFlow's")
+def test_devices_by_a_strategy_or_a_specification():
+    import tensorflow as tf
+
+    one = tf.DeviceSpec(device_type="CPU", device_index=1)
+    assert make_parallel(_model(), devices=[one]).devices == ("cpu:1",)
+    with pytest.raises(ValueError) as error:
+        make_parallel(_model(), tf.distribute.MirroredStrategy(["cpu:0", "cpu:2"]))
+    cure = re.search("Write `(.*)`.$", str(error.value))[1]
+    assert eval(f"make_parallel(_model(), {cure})").devices == ("cpu:0", "cpu:2")
+
+
 def test_a_layer_is_no_model():
     with pytest.raises(ValueError, match=r"Make a model of the layer: `keras.Sequential\(\[layer"):
         make_parallel(keras.layers.Dense(1), 2)
+    with pytest.raises(ValueError, match=r"of the layers: `keras.Sequential\(layers\)`"):
+        make_parallel([keras.layers.Dense(1)], 2)
 
 
 def test_number_and_names_that_disagree():
@@ -422,6 +440,7 @@ runpy.run_module('keras_multigpu', run_name='__main__', alter_sys=True)
         ("jax", ["jax"], "`jax` is not installed. TensorFlow is: set the environment variable KER"),
         ("jax", ["jax", "tensorflow"], "`jax` is not installed. Install a backend"),
         ("torch", ["torch"], "'jax'. Received: the backend 'torch', which is not installed either"),
+        ("tf", [], "'jax'. Received: Unable to import backend"),
     ],
 )
 def test_which_backend_is_missing(backend, hidden, said):

@@ -63,6 +63,8 @@ class TensorFlowEngine(Engine):
     def name_of(self, device: Any) -> str | None:
         if isinstance(device, tf.config.PhysicalDevice):
             return names.name_of(device)
+        if isinstance(device, tf.DeviceSpec):
+            return local_name(device.to_string())
         return local_name(device.name) if isinstance(device, tf.config.LogicalDevice) else None
 
     @property
