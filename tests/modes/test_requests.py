@@ -341,7 +341,7 @@ def test_devices_by_a_strategy_or_a_specification():
 
     one = tf.DeviceSpec(device_type="CPU", device_index=1)
     assert make_parallel(_model(), devices=[one]).devices == ("cpu:1",)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="Write `devices=") as error:
         make_parallel(_model(), tf.distribute.MirroredStrategy(["cpu:0", "cpu:2"]))
     cure = re.search("Write `(.*)`.$", str(error.value))[1]
     assert eval(f"make_parallel(_model(), {cure})").devices == ("cpu:0", "cpu:2")
