@@ -167,12 +167,20 @@ def _shards(work: Workload, shard: Shard, devices: int) -> Traffic:
 def weights_inside(work: Workload, devices: int) -> Traffic:
     """A device's traffic of weights and gradients within a host: in a ring, or through hubs."""
     count = work.in_host(devices)
-    return _ring(work.sizes.gradients, count) if work.by_compiler else _hubs(work.sizes, count)
+    return _sums(work, count) if work.by_compiler else _hubs(work.sizes, count)
 
 
 def ring_between(work: Workload, devices: int) -> Traffic:
     """A host's traffic in a ring of hosts, which sums the gradients."""
-    return _ring(work.sizes.gradients, work.hosts(devices))
+    hosts = work.hosts(devices)
+    return _sums(work, hosts) if work.by_compiler else _ring(work.sizes.gradients, hosts)
+
+
+def _sums(work: Workload, count: int) -> Traffic:
+    """A ring; of large tables' gradients only the rows that the others have looked up cross."""
+    rows = work.batch_size * work.sizes.looked_up * (count - 1) / count
+    sums = _ring(work.sizes.gradients - work.sizes.tables, count)
+    return sums + Traffic(rows, rows, duplex=True)
 
 
 def _ring(size: float, count: int) -> Traffic:

@@ -7,6 +7,7 @@ from keras import layers
 from support.parity import difference, variables
 
 from keras_multigpu import make_parallel, reports
+from keras_multigpu.reports.loads import find_busiest
 
 _HEIGHT, _UNITS = 4096, 8
 
@@ -103,6 +104,17 @@ def test_only_rows_of_a_gradient_cross(name, rng):
     """Each device has the tables, and what the others have looked up."""
     _, parallel = _both(name, None)
     assert max(_sent(parallel, _data(rng, 16))) < _HEIGHT * _UNITS * 4 / 2
+
+
+def test_advice_counts_rows(rng):
+    model = MODELS["rows"]()
+    model.compile("adam", "mse")
+    x, y = _data(rng, 16)
+    known = {"step_seconds": 1.0, "link": "pcie4", "inputs": x}
+    (found,) = reports.advise(model, 16, [4], modes=["data"], **known).predictions
+    counted = reports.transfers(make_parallel(model, 4), (x, y))
+    moved = find_busiest([one for one in counted.training if one.kind != "inputs"], duplex=True)
+    assert found.load.traffic.sent == pytest.approx(moved.sent, rel=0.5)
 
 
 def test_a_gradient_of_more_rows_than_the_table_has_crosses_as_a_sum(rng):
