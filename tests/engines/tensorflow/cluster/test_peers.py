@@ -262,11 +262,11 @@ def test_what_is_not_done_is_refused(pair, monkeypatch):
     with pytest.raises(ValueError, match="`parallel.function` needs devices of one process. Rec"):
         runner.function(lambda x: x, None, None)
     call = ((tf.ones([2, 2]),), {})
-    outputs = runner.call(call).outputs  # outside `fit`, each computes alone
+    outputs = runner.run(call).outputs  # outside `fit`, each computes alone
     np.testing.assert_allclose(outputs, model(tf.ones([2, 2])))
     told = "gradients within `fit` and `train_on_batch` only"
     with tf.GradientTape(), pytest.raises(ValueError, match=told):
-        runner.call(call)
+        runner.run(call)
 
 
 @pytest.mark.parametrize("owners", [[0, 1, 0], [0, 1]])

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keras_multigpu.engines.tensorflow.partition.sizes import (
@@ -45,6 +45,7 @@ def _dims(draw):
     return result
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(_dims(), _dims())
 def test_arithmetic(a, b):
     for sizes in SIZES:
