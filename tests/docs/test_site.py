@@ -60,3 +60,12 @@ def test_what_notebooks_print_is_wrapped(hooks):
     assert hooks._output({"text/plain": ["long ", "line"]}).startswith("````{ .text .output }\n")
     style = (ROOT / "docs" / "site.css").read_text()
     assert re.search(r"\.output.*code \{[^}]*white-space: pre-wrap", style)
+
+
+@pytest.mark.backend_free
+def test_pictures_with_dark_colors_are_made_dark_once():
+    style = (ROOT / "docs" / "site.css").read_text()
+    (rules,) = re.findall(r'"slate"\] \.md-typeset img \{([^}]*)\}', style)
+    assert "prefers-color-scheme: dark" in (ROOT / "docs" / "modes.svg").read_text()
+    assert "invert(1)" in rules
+    assert "color-scheme: light;" in rules
