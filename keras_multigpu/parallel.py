@@ -192,7 +192,7 @@ def _check(
 ) -> engines.Request:
     is_function = inspect.isroutine(model) or isinstance(model, functools.partial)
     if not is_function:
-        _check_template(model)
+        check_template(model)
     if not isinstance(mode, str) or mode not in MODES:
         asked = str(mode).lower()
         cure = next((cure for names, cure in _OTHER_NAMES.items() if asked in names), "")
@@ -240,7 +240,7 @@ def _made_by(
             "A function that makes a model must return it. Received: "
             f"{getattr(make, '__name__', make)!r}, which returns {template!r}."
         )
-    _check_template(template)
+    check_template(template)
     if is_moved and not engines.is_built(template):
         raise ValueError(
             "A function whose model is spread over the devices must return a built model, whose "
@@ -250,7 +250,8 @@ def _made_by(
     return template
 
 
-def _check_template(model: Any) -> None:
+def check_template(model: Any) -> None:
+    """Refuses what is not a Keras model, and what is a parallel one already."""
     check_model(model)
     if isinstance(model, ParallelModel):
         raise ValueError(

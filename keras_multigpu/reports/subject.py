@@ -16,7 +16,7 @@ from keras_multigpu.arguments import finite_number, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.engines.wide import busiest_share
 from keras_multigpu.modes import ParallelModel
-from keras_multigpu.parallel import make_parallel
+from keras_multigpu.parallel import check_template, make_parallel
 from keras_multigpu.reports import forms, inputs, loads, models, timing, workload
 from keras_multigpu.reports.interconnect import Link, default_link, find_host_link, find_link
 from keras_multigpu.reports.memory_report import MemoryReport, memory
@@ -74,6 +74,7 @@ class Subject:
             quantity("processors", self.processors)
         known = StepTime.known(self.step_seconds, self.batch_size)
         self.step = known and known.sped_up(self.speed)
+        check_template(self.model)
         models.check_built(self.model)
         inputs.check_graph(self.model)
         self.cuts = workload.check_cuts(self.cuts)

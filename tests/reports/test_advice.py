@@ -485,6 +485,18 @@ def test_refused(changes, match):
         reports.advise(given.pop("model"), given.pop("batch_size"), **given)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_parallel_model_is_refused(is_compiled):
+    parallel = make_parallel(dense(), 2)
+    if is_compiled:
+        parallel.compile("sgd", "mse")
+    told = "`model` is a parallel model already, on 2 devices. .* Pass its template, `model.templ"
+    with pytest.raises(ValueError, match=told):
+        reports.advise(parallel, 16, (1, 2), link=LINK)
+    with pytest.raises(ValueError, match=told):
+        reports.plan(parallel, 16, 2, memory="1 GB", link=LINK)
+
+
 @pytest.mark.parametrize("shape", [None, (None, 3)])
 def test_a_model_that_does_not_tell_its_shapes(shape):
     if shape is None:
