@@ -11,6 +11,7 @@ from keras_multigpu.reports.prediction import Prediction
 from keras_multigpu.reports.report import Column, Report
 
 _GAIN, _EFFICIENCY = 1.05, 0.5  # what several devices must bring to be worth it
+_ALIKE = 0.99  # of a speed-up: as much
 _MOVED = {
     "data": "weights and gradients",
     "tower": "weights, gradients and outputs",
@@ -19,6 +20,7 @@ _MOVED = {
 }
 _ALTERNATIVES = ("data", "model")  # ways to train one model; the others train several
 _TAKE = {"tower": "For shared replicas take", "committee": "For a committee take"}
+_NOISE = "because other programs use this machine, or `steps` is too small."
 _RANGES = (
     "A predicted step is shortest if the devices pay side by side for the part that doesn't depend "
     "on the rows, and longest if they pay for it one after the other; the fastest and the slowest "
@@ -51,8 +53,9 @@ class Advice(Report):
         self.predictions = tuple(predictions)
         modes = dict.fromkeys(one.mode for one in self.predictions)
         best = {mode: _find_best(self._of(mode)) for mode in modes}
-        rivals = [one for mode, one in best.items() if mode in _ALTERNATIVES and _is_sure(one)]
-        first = max(rivals, key=lambda one: one.speedup, default=None)
+        ways = [one for mode, one in best.items() if mode in _ALTERNATIVES]
+        gaining = [one for one in ways if _is_sure(one) or _may_be_worth_it(one)]
+        first = max(gaining, key=lambda one: (_is_sure(one), one.speedup), default=None)
         self.verdicts = {mode: _say(one, first) for mode, one in best.items()}
         several = [one for one in self.predictions if one.devices > 1]
         others = [f"{describe(one)}." for one in several if one is not best[one.mode]]
@@ -111,27 +114,39 @@ def _gains(one: Prediction, speedup: float) -> bool:
 
 
 def _say(one: Prediction, first: Prediction | None) -> str:
-    """What to do; `first` is the best of the ways to train one model."""
+    """What to do; `first` is the best of the ways to train one model, if any gains, or may."""
     if one.devices == 1:
         return "Nothing to decide: give more than one device."
     text = f"{describe(one)}."
     if _is_sure(one):
         if first is not None and one.mode in _ALTERNATIVES and one is not first:
-            return f"Mode {one.mode!r} gains less than mode {first.mode!r}: {text}"
+            much = "as much as" if _is_as_fast(one, first) else "less than"
+            return f"Mode {one.mode!r} gains {much} mode {first.mode!r}: {text}"
         take = _TAKE.get(one.mode, "Take")
         return f"{take} {one.devices} devices in mode {one.mode!r}: {_facts(one)}."
     if not _may_be_worth_it(one):
-        half = f"Faster, but {one.devices} devices do less than half of what they could: {text}"
-        return half if one.sure_speedup >= _GAIN else f"Stay on one device: {text}"
+        if one.sure_speedup >= _GAIN:
+            return f"Faster, but {one.devices} devices do less than half of what they could: {text}"
+        # Where another mode gains, the advice is not to stay on one device.
+        stay = f"Mode {one.mode!r} gains nothing" if first else "Stay on one device"
+        return f"{stay}: {text}"
     if one.is_measured:
-        return (
-            f"Measure it again: {text} Rounds differ, because other programs use this machine, or "
-            "`steps` is too small."
+        return f"Measure it again: {text} Rounds differ, {_NOISE}"
+    why = f"Rounds on one device differ, {_NOISE}"
+    fixed_s = one.load.fixed_s
+    if 2 * (one.devices - 1) * fixed_s > one.most_s - one.least_s:  # most of the range
+        why = (
+            f"{show_seconds(fixed_s)} of the step don't depend on the rows, and one device doesn't "
+            "show whether several pay this once or each."
         )
+    return f"Measure it: {text} {why} Run `reports.scaling` on the devices."
+
+
+def _is_as_fast(one: Prediction, first: Prediction) -> bool:
+    """Whether each speed-up is in the other's range, but for a difference that nobody notices."""
     return (
-        f"Measure it: {text} {show_seconds(one.load.fixed_s)} of the step don't depend on the "
-        "rows, and one device doesn't show whether several pay this once or each. Run "
-        "`reports.scaling` on them."
+        one.speedup_range[1] > _ALIKE * first.speedup
+        and one.speedup > _ALIKE * first.speedup_range[0]
     )
 
 

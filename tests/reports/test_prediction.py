@@ -169,6 +169,9 @@ def test_a_prediction_is_as_uncertain_as_the_time_it_is_made_from():
         "Measure it: 2 devices in mode 'data' would be 1.71 times as fast as one (0.56 to "
         "2.00), an efficiency"
     )
+    noise = "Rounds on one device differ, because other programs use this machine, or `steps` is"
+    assert noise in decide([found])
+    assert noise not in decide([ranged(0.6, 0.4)])
 
 
 def test_no_prediction_is_of_more_than_the_devices():
@@ -321,8 +324,13 @@ def test_verdicts_of_ranges():
         "of 87%; 75.0 ms of 575 ms are lost because a part of the step doesn't shrink with the "
         "rows per device."
     )
-    assert decide([ranged(0.6, 0.4)]).startswith(
+    unknown = decide([ranged(0.6, 0.4)])
+    assert unknown.startswith(
         "Measure it: 2 devices in mode 'data' would be 1.05 times as fast as one (0.71 to 1.25), "
+    )
+    assert unknown.endswith(
+        " 600 ms of the step don't depend on the rows, and one device doesn't show whether several "
+        "pay this once or each. Run `reports.scaling` on the devices."
     )
     assert decide([ranged(0.99, 0.01)]) == (
         "Stay on one device: 2 devices in mode 'data' would be 0.80 times as fast as one (0.50 to "
@@ -375,6 +383,31 @@ def test_one_way_to_train_a_model_is_advised():
     assert verdicts["data"].startswith("Mode 'data' gains less than mode 'model': 2 devices in")
     assert verdicts["tower"].startswith("For shared replicas take 2 devices in mode 'tower': 1.60")
     assert verdicts["model"].startswith("Take 2 devices in mode 'model': 1.90 times as fast as one")
+
+
+def test_verdicts_do_not_contradict_each_other():
+    slow = [prediction(0.04, 0.001, mode=mode) for mode in ("model", "tower")]
+    verdicts = Advice([prediction(0.02, 0.001), *slow]).verdicts
+    assert verdicts["data"].startswith("Take 2 devices in mode 'data': 1.90 times as fast as one")
+    for mode in ("model", "tower"):
+        assert verdicts[mode].startswith(f"Mode {mode!r} gains nothing: 2 devices in mode {mode!r}")
+    verdicts = Advice([ranged(0.6, 0.4), slow[0]]).verdicts
+    assert verdicts["data"].startswith("Measure it: 2 devices")
+    assert verdicts["model"].startswith("Mode 'model' gains nothing: 2 devices")
+    verdicts = Advice([prediction(0.04, 0), slow[0]]).verdicts
+    assert all(text.startswith("Stay on one device: 2 devices") for text in verdicts.values())
+
+
+def test_modes_whose_ranges_overlap_gain_as_much():
+    def verdict(first, second, rounds=(1.0,)):
+        found = [prediction(first, 0), prediction(second, 0, mode="model")]
+        return Advice([one.widened(rounds) for one in found]).verdicts["model"].split(":")[0]
+
+    as_much, less = (f"Mode 'model' gains {one} mode 'data'" for one in ("as much as", "less than"))
+    assert verdict(0.02, 0.02001) == as_much
+    assert verdict(0.021, 0.022) == less
+    assert verdict(0.021, 0.022, (0.94, 1.0, 1.06)) == as_much
+    assert verdict(0.021, 0.03, (0.94, 1.0, 1.06)) == less
 
 
 def test_how_quantities_are_shown():
