@@ -172,7 +172,7 @@ class Subject:
             load = dataclasses.replace(load, traffic=traffic)
         used = (self._used_link, self.processors, self.overlap, self.host_link)
         found = predict(mode, devices, load, *used)
-        return found.widened(self.measured.alone.rounds) if self.measured else found
+        return found.widened(self.measured.spread) if self.measured else found
 
     def count(
         self, model: keras.Model, rows: int, devices: int = 1, parts: int = 1, **options: Any

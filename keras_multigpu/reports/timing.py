@@ -22,6 +22,8 @@ ROUNDS = 5
 _WARM_UP = 3  # steps; the first one traces and compiles
 _LONG_ENOUGH_S = 0.15  # short steps are repeated until a round takes this long
 _MOST_STEPS = 100
+_STEADY = 1.1  # by as much may the rounds that are kept differ
+_PATIENCE = 10  # while they differ more: rounds that are long enough, or as much time
 _MOST_BYTES = 64 * 2**20  # of the batches that are in memory for an epoch
 
 
@@ -90,6 +92,11 @@ class Timing:
         return statistics.median(self.rounds)
 
     @property
+    def is_steady(self) -> bool:
+        """Whether the rounds hardly differ."""
+        return max(self.rounds) <= _STEADY * min(self.rounds)
+
+    @property
     def cpu_seconds(self) -> float:
         """The median of the processor's seconds."""
         return statistics.median(self.cpu_rounds)
@@ -116,6 +123,16 @@ class Measured:
             return StepTime(0.0, whole / self.rows)
         small = self.times["data", 1, self.fewer].seconds
         return StepTime.through(self.rows, whole, self.fewer, small)
+
+    @property
+    def spread(self) -> list[float]:
+        """How far off `step` may be: its rounds by their median, on as many rows, and the inverse.
+
+        A speed-up divides one time by another: either may be too long.
+        """
+        timings = [self.times["data", 1, rows] for rows in {self.rows, self.fewer}]
+        ratios = [one / timing.seconds for timing in timings for one in timing.rounds]
+        return [*ratios, *(1 / one for one in ratios)]
 
     @property
     def cores(self) -> float:
@@ -150,14 +167,26 @@ def measure_steps(
             asked += [(mode, count, rows) for count in here.get(mode, ())]
             asked += [("data", 1, fewer)] if mode == "data" and fewer < rows else []
             with engines.current().places_kept(model):
-                several = [train(*one) for one in asked]
-                # In turn: other work slows all down alike.
-                counts = [one.warm_up(-(-steps // ROUNDS)) for one in several]
-                pairs = list(zip(several, counts))
-                rounds = [[one.time(count) for one, count in pairs] for _ in range(ROUNDS)]
-            found = [Timing(*zip(*own)) for own in zip(*rounds)]
+                found = _time_in_turn([train(*one) for one in asked], -(-steps // ROUNDS))
             times |= {(mode, *one[1:]): timing for one, timing in zip(asked, found)}
     return Measured(rows, fewer, times)
+
+
+def _time_in_turn(several: Sequence[Steps], least: int) -> list[Timing]:
+    """Times steps in turn, for other work slows all down alike, and keeps the fastest rounds.
+
+    Other programs make rounds longer, never shorter. If those kept differ, more are timed.
+    """
+    counts = [one.warm_up(least) for one in several]
+    rounds: list[list[tuple[float, float]]] = [[] for _ in several]
+    end = time.perf_counter() + _PATIENCE * _LONG_ENOUGH_S * len(several)
+    while True:
+        for own, one, count in zip(rounds, several, counts):
+            own.append(one.time(count))
+        found = [Timing(*zip(*sorted(own)[:ROUNDS])) for own in rounds]
+        is_over = time.perf_counter() > end or all(one.is_steady for one in found)
+        if len(rounds[0]) >= ROUNDS and is_over:
+            return found
 
 
 def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, Any]:
