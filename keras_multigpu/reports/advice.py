@@ -55,7 +55,8 @@ def advise(
 
     A prediction is a range. Part of a step doesn't depend on the rows (above all, launching
     operations), and one device can't show whether n devices pay it once or each: these are the ends
-    of the range. If the verdict depends on it, the advice is "Measure it".
+    of the range. If the verdict depends on it, the advice is "Measure it". Rounds that differ
+    widen the range.
 
     Several hosts have a process each (`cluster.join`), which sum the gradients in a ring. One
     driver of all (`cluster.connect`) is slower: `docs/at_scale.md` has figures.
