@@ -21,6 +21,7 @@ from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.processes import Group
 from keras_multigpu.engines.tensorflow.cluster.samples import Samples
+from keras_multigpu.engines.tensorflow.ends import found_before, gets_one_batch
 from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.placed import Placed
@@ -137,7 +138,11 @@ class TensorFlowSteps(Steps):
             return made
         if self.group is not None:
             setattr(self._model, name, self._counted(function, self.group))
-        elif name == "train_function" and isinstance(self._partition, Partition):
+            return made
+        if gets_one_batch(self._model, name):
+            function = found_before(function)
+            setattr(self._model, name, function)
+        if name == "train_function" and isinstance(self._partition, Partition):
             self._notice(function, self._partition.rows)
         return made
 
