@@ -149,6 +149,18 @@ def test_the_readme_is_short():
 
 
 @pytest.mark.backend_free
+def test_pages_import_the_library_before_keras():
+    """Keras alone does not say which backend is missing."""
+    late = []
+    for path in PAGES:
+        _, code, _ = next(blocks(path), (True, "", None))
+        imported = re.findall(r"^(?:import|from) (keras\w*)", code, flags=re.MULTILINE)
+        if "keras_multigpu" in imported[1:] and imported[0] == "keras":
+            late.append(path.name)
+    assert late == []
+
+
+@pytest.mark.backend_free
 def test_pages_for_maintainers_are_short():
     assert len((ROOT / "docs/design.md").read_text().split()) < 3000
     for path in ROOT.glob("docs/decisions/2*.md"):
