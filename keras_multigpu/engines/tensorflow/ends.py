@@ -16,8 +16,9 @@ from keras_multigpu.engines.tensorflow.names import first, full_name
 def found_before(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keras's function of a training or evaluation step, which gets a batch from an iterator.
 
-    Keras's takes the batch within the step. At the end of the data other devices have begun to
-    receive there, and for each tensor that never comes TensorFlow logs a line.
+    Keras's takes the batch in the graph of the step. A part that XLA compiles for one device does
+    not begin without it; of the step's parts on several devices some would: a step is counted, and
+    numbers are drawn, that on one device are not.
     """
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -38,9 +39,13 @@ def found_before(function: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def gets_one_batch(model: TrainedModel, name: str) -> bool:
-    """Whether a step function is a graph of Keras's that takes one batch from an iterator."""
-    if name == "predict_function":  # gets the batch itself
+def begins_late(model: TrainedModel, name: str) -> bool:
+    """Whether Keras's step of one device begins when the batch is there: compiled, and one by one.
+
+    Without XLA an optimizer counts one step too many at the end of data of unknown length, and so
+    do several devices.
+    """
+    if name == "predict_function" or not model.jit_compile:  # that gets the batch itself
         return False
     maker = f"make_{name}"
     made_by = getattr(getattr(model.template, maker), "__func__", None)

@@ -21,7 +21,7 @@ from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.processes import Group
 from keras_multigpu.engines.tensorflow.cluster.samples import Samples
-from keras_multigpu.engines.tensorflow.ends import found_before, gets_one_batch
+from keras_multigpu.engines.tensorflow.ends import begins_late, found_before
 from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.placed import Placed
@@ -139,7 +139,7 @@ class TensorFlowSteps(Steps):
         if self.group is not None:
             setattr(self._model, name, self._counted(function, self.group))
             return made
-        if gets_one_batch(self._model, name):
+        if begins_late(self._model, name):
             function = found_before(function)
             setattr(self._model, name, function)
         if name == "train_function" and isinstance(self._partition, Partition):

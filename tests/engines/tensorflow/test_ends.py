@@ -1,4 +1,4 @@
-"""The end of the data: found before a step begins, so that no device waits for a batch."""
+"""The end of the data is found where one device finds it: before a compiled step, or within one."""
 
 import keras
 import numpy as np
@@ -28,10 +28,25 @@ def _batches():
 def test_no_device_waits_for_a_batch_after_the_last(options, capfd):
     template = keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.Dense(1)])
     parallel = make_parallel(template, 2, **options)
-    parallel.compile("sgd", "mse")
+    parallel.compile("sgd", "mse", jit_compile=True)
     parallel.fit(_batches(), shuffle=False, verbose=0)
     assert "recv item cancelled" not in capfd.readouterr().err
     assert parallel.optimizer.iterations == 3
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_steps_are_counted_as_on_one_device(compiled):
+    found = []
+    for n in (1, 2):
+        keras.utils.set_random_seed(1)
+        net = [keras.Input((3,)), layers.Dense(4), layers.Dropout(0.3), layers.Dense(1)]
+        model = make_parallel(keras.Sequential(net), n)
+        model.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=compiled)
+        model.fit(_batches(), epochs=2, shuffle=False, verbose=0)
+        found.append([int(model.optimizer.iterations.numpy()), *model.get_weights()])
+    assert found[0][0] == (6 if compiled else 8)
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
 def test_a_train_function_of_the_user_takes_as_many_batches_as_it_likes():
