@@ -40,6 +40,13 @@ def test_a_long_first_step_is_told_once(impatient, capfd):
     assert "traced" not in capfd.readouterr().err
 
 
+def test_a_long_first_evaluation_is_told(impatient, capfd):
+    parallel = make_parallel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), 2)
+    parallel.compile("sgd", "mse")
+    parallel.evaluate(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+    assert capfd.readouterr().err.count("traced and compiled") == 1
+
+
 def test_a_short_first_step_is_silent(capfd):
     template = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     parallel = make_parallel(template, 2)

@@ -21,7 +21,7 @@ class SteppedModel(SavedModel):
 
     mode: str
     _parallel_runner: Any
-    _parallel_is_looping = False
+    _parallel_loops = 0  # that run, one within the other
     _parallel_compilation: Any = None  # when it was compiled like its template
     _parallel_undone: str | None = None  # the option that has made it uncompiled
 
@@ -81,8 +81,9 @@ class SteppedModel(SavedModel):
         made = self._parallel_steps.make(name, make, force)
         function = getattr(self, name)
         is_new = function is not before and function is not None
-        # Not an evaluation, which may be within a `fit` that shows its bar.
-        is_told = name != "test_function" and not self.run_eagerly
+        # Not an evaluation within a `fit`, which shows its bar.
+        is_within = name == "test_function" and self._parallel_loops > 1
+        is_told = not (self.run_eagerly or is_within)
         if is_new and is_told and len(self.devices) > 1:
             text = (
                 f"keras_multigpu: {self.name!r} is traced and compiled for {len(self.devices)} "
@@ -93,12 +94,13 @@ class SteppedModel(SavedModel):
 
     def _parallel_run_loop(self, loop: Any, args: Any, kwargs: Any) -> Any:
         self._parallel_begin(loop.__name__)
-        is_nested, self._parallel_is_looping = self._parallel_is_looping, True
+        is_nested = self._parallel_loops > 0
+        self._parallel_loops += 1
         before = controls(self.template)
         try:
             result = self._parallel_steps.run_loop(loop, args, kwargs)
         finally:
-            self._parallel_is_looping = is_nested
+            self._parallel_loops -= 1
         if not is_nested:
             if loop.__name__ == "fit":
                 check_controls(self, before)

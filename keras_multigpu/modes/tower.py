@@ -142,7 +142,7 @@ class TowerParallel(Members):
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._parallel_follow()
-        if engines.active_scope() and not self._parallel_is_looping:
+        if engines.active_scope() and not self._parallel_loops:
             self._parallel_runner.lend()
         is_training = kwargs.get("training") or engines.is_training()
         if is_training:
