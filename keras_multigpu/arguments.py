@@ -153,6 +153,8 @@ def check_model(model: Any) -> None:
             hint = " Load it first: `keras.saving.load_model(path)`."
         elif as_integer(model) is not None:
             hint = f" The model comes first: `make_parallel(model, {model})`."
+        elif isinstance(model, (list, tuple)) and all(isinstance(x, keras.Model) for x in model):
+            hint = " Make each model parallel."
         elif isinstance(model, (list, tuple)) and all(isinstance(x, keras.Layer) for x in model):
             hint = " Make a model of the layers: `keras.Sequential(layers)`."
         elif isinstance(model, keras.Layer):

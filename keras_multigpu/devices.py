@@ -216,7 +216,7 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
             f"to use all, or choose from {', '.join(list_devices())}."
         )
     found = [engines.current().find_device(name) for name in names if name is not None]
-    unknown = [name for name, device in zip(devices, found) if device is None]
+    unknown = [str(name) for name, device in zip(names, found) if device is None]
     if unknown:
         raise ValueError(
             f"`devices` must name devices of this process, or of machines that it is connected to: "

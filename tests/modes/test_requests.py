@@ -341,6 +341,8 @@ def test_devices_by_a_strategy_or_a_specification():
 
     one = tf.DeviceSpec(device_type="CPU", device_index=1)
     assert make_parallel(_model(), devices=[one]).devices == ("cpu:1",)
+    with pytest.raises(ValueError, match=r"of which \['cpu:99'\] are unknown"):
+        make_parallel(_model(), devices=[one.replace(device_index=99)])
     with pytest.raises(ValueError, match="Write `devices=") as error:
         make_parallel(_model(), tf.distribute.MirroredStrategy(["cpu:0", "cpu:2"]))
     cure = re.search("Write `(.*)`.$", str(error.value))[1]
@@ -352,6 +354,8 @@ def test_a_layer_is_no_model():
         make_parallel(keras.layers.Dense(1), 2)
     with pytest.raises(ValueError, match=r"of the layers: `keras.Sequential\(layers\)`"):
         make_parallel([keras.layers.Dense(1)], 2)
+    with pytest.raises(ValueError, match="Make each model parallel"):
+        make_parallel([_model()], 2)
 
 
 def test_number_and_names_that_disagree():
