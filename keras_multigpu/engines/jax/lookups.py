@@ -75,6 +75,8 @@ class Lookups:
         looked_up = _count(jaxpr, equation.outvars[0])
         if looked_up is None or not 0 < looked_up < math.prod(shape):
             return None
+        if not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
+            return None  # what such a table hasn't is no NaN
         used = [axis for axis, one in enumerate(self._spec(shape)) if one]
         is_even = len(used) == 1 and self._spec(shape)[used[0]] == self._place.axes
         return used[0] if is_even else None

@@ -195,8 +195,8 @@ class _Spreader:
         """
         if self._scatters or self._place.is_mesh or not sums_rows(equation):
             return False
-        (table, *_), indices, _ = (one.aval.shape for one in equation.invars)
-        is_weights = equation.invars[0].aval.shape in self.shapes and table != self._rows
+        table, indices, _ = (one.aval.shape for one in equation.invars)
+        is_weights = table in self.shapes and table[:1] not in ((), (self._rows,))
         return is_weights and are_few(equation) and self._counts_rows(indices[0])
 
     def _loop(self, equation: Any) -> Any:

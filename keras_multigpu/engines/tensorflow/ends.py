@@ -45,7 +45,7 @@ def begins_late(model: TrainedModel, name: str) -> bool:
     Without XLA an optimizer counts one step too many at the end of data of unknown length, and so
     do several devices.
     """
-    if name == "predict_function" or not model.jit_compile:  # that gets the batch itself
+    if name == "predict_function" or not model.jit_compile:  # the first gets the batch itself
         return False
     maker = f"make_{name}"
     made_by = getattr(getattr(model.template, maker), "__func__", None)

@@ -126,6 +126,27 @@ def test_a_gradient_of_more_rows_than_the_table_has_crosses_as_a_sum(rng):
     assert reports.transfers(parallel, batch).bytes("training")["gradients"] > 512 * _UNITS * 4
 
 
+class Integers(layers.Layer):
+    """Looks up integers, which have another value for what the table hasn't."""
+
+    def build(self, shape):
+        options = {"dtype": "uint8", "initializer": "ones", "trainable": False}
+        self.table = self.add_weight(shape=(_HEIGHT,), **options)
+
+    def call(self, words):
+        return keras.ops.cast(keras.ops.take(self.table, words, axis=0), "float32")
+
+
+def test_a_table_of_integers_gives_what_one_device_gives():
+    words = np.array([[1, 2, _HEIGHT + 3]] * 16)
+    found = []
+    for n in (1, 4):
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), Integers()])
+        model = make_parallel(model, n, shard="weights" if n > 1 else None)
+        found.append(model.predict(words, verbose=0))
+    np.testing.assert_array_equal(*found)
+
+
 def test_a_table_that_is_used_whole_crosses(rng):
     _, parallel = _both("tied")
     assert min(_sent(parallel, _data(rng, 16))) > _HEIGHT * _UNITS * 4 / 2

@@ -75,7 +75,9 @@ def test_attention_is_spread_by_heads_and_a_narrowing_layer_by_inputs(rng):
     parallel.compile("adam", "mse")
     x, y = MODELS["transformer"][1](rng), rng.normal(size=(23, 3))
     parallel.fit(x, y, batch_size=23, verbose=0)
-    share = parallel._parallel_runner.partition.notices.explain().partition("%")[0].rpartition(" ")[2]
+    share = (
+        parallel._parallel_runner.partition.notices.explain().partition("%")[0].rpartition(" ")[2]
+    )
     assert float(share) > 95
     for one in (*parallel.template.weights, *parallel.optimizer.variables):
         parts = getattr(one.value, "parts", None)
