@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,22 +40,9 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
     clip_by_member,
     place_updates,
 )
+from keras_multigpu.engines.tensorflow.weights.readings import others_of
 from keras_multigpu.engines.values import Call, Request, Result, Tensor
 from keras_multigpu.engines.wide import adapt_mesh, check_mesh, check_wide
-
-_EACH_HAS_ALL = (
-    "each of several processes has all weights, in parts on its own devices: all have the same "
-    "number of devices, two or more."
-)
-
-
-def _have_all_parts(devices: Sequence[str]) -> bool:
-    """Whether the devices of each process can have all weights, divided alike."""
-    peers = peers_of(devices)
-    if peers is None:
-        return True
-    counts = {peers.owners.count(one) for one in peers.owners}
-    return len(counts) == 1 and counts != {1}
 
 
 class PartitionRunner(Partitioned, DataRunner):
@@ -84,9 +70,11 @@ class PartitionRunner(Partitioned, DataRunner):
         own = devices if self.peers is None else [devices[k] for k in self.peers.own]
         self._devices = list(map(full_name, own))
         self._width = model_devices
-        is_sharded = shard is not None and len(own) > 1
         self.device = self._devices[0]
-        homes = Homes(tuple(self._devices)) if is_sharded else None
+        homes = None
+        if shard is not None and len(devices) > 1:
+            others = None if self.peers is None else others_of(current(), self.peers)
+            homes = Homes(tuple(map(full_name, devices)), others=others)
         self.partition = Partition(
             template, devices, self._devices, wire_dtype, homes, width=model_devices
         )
@@ -113,24 +101,10 @@ class PartitionRunner(Partitioned, DataRunner):
     @classmethod
     def check(cls, request: Request) -> None:
         check_mesh(request, peers_of(request.devices) is not None)
-        if request.options.get("shard") and not _have_all_parts(request.devices):
-            raise ValueError(
-                f"With `shard`, {_EACH_HAS_ALL} Received: shard={request.options['shard']!r} and "
-                f"devices={list(request.devices)!r}. Leave `shard` out, or give each process the "
-                "same number of devices."
-            )
 
     @classmethod
     def adapt(cls, request: Request) -> Request:
-        request, shard = adapt_mesh(request), request.options.get("shard")
-        if not shard or _have_all_parts(request.devices):
-            return request
-        warnings.warn(
-            f"The model was saved with shard={shard!r}, and is loaded without: with it, "
-            f"{_EACH_HAS_ALL} Received: devices={list(request.devices)!r}.",
-            stacklevel=3,
-        )
-        return dataclasses.replace(request, options={**request.options, "shard": None})
+        return adapt_mesh(request)
 
     @classmethod
     def fullest(
@@ -149,7 +123,7 @@ class PartitionRunner(Partitioned, DataRunner):
     def placement(self) -> dict[str, tuple[int, ...]]:
         if self.partition.homes is None:
             return {}
-        count = len(self._devices)
+        count = len(self._devices) if self.peers is None else len(self.peers.owners)
         return {one.path: elements_of(one, count) for one in self.template.weights}
 
     def run(self, call: Call) -> Result:

@@ -28,6 +28,7 @@ from keras_multigpu.engines.tensorflow.placed import Placed
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, PartitionRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.watched import Watched
+from keras_multigpu.engines.tensorflow.weights.divided import is_here
 from keras_multigpu.engines.tensorflow.weights.placing import (
     Moves,
     drop_functions,
@@ -47,7 +48,7 @@ class TensorFlowSteps(Steps):
         group = self.group  # the model is one of those that all processes make
         self.number = None if group is None else next(group.models)
         self._batches = runner.batches if isinstance(runner, PartitionRunner) else None
-        self._samples = Samples(model)
+        self._samples = Samples(model, is_here)
         self._start = 0  # how many batches had come when this pass over the data began
         self._compared: Call | None = None  # where the processes have compared the weights
         assert isinstance(runner, (PartitionRunner, CommitteeRunner, StageRunner, WideRunner))
@@ -179,6 +180,8 @@ class TensorFlowSteps(Steps):
                 self._compared = self.call
                 self._compare_weights(group, "weights")
                 self.begin_pass()
+            if group.readings is not None:
+                group.readings.settle()
             batches.begin(self._start, is_loop=self.is_running)
             batches.look()
             with group.counting(lambda: batches.arrived), group.stepping():
@@ -198,7 +201,8 @@ class TensorFlowSteps(Steps):
         in any order.
         """
         assert self._peers is not None
-        variables = self._variables()
+        # Of others no process has all: they are compared when they are assigned.
+        variables = [one for one in self._variables() if is_here(one)]
         listing = Listing.of_values((one.path, one._value.numpy()) for one in variables)
         found = group.differing(when, str(listing.checksum))
         if found is None:
@@ -260,7 +264,8 @@ class TensorFlowSteps(Steps):
             given = args[0] if is_plain else (args, kwargs)
             data, counts = batches.check(given, name, self._samples)
             call = ((data,), {}) if is_plain else data
-            together = Together(batches, counts, name == "predict_step", self._variables)
+            is_prediction, names = name == "predict_step", self._model.devices
+            together = Together(batches, counts, is_prediction, self._variables, names)
             return partition.step(self._model, step, name, call, together)
 
     def using_weights(self) -> contextlib.AbstractContextManager[None]:

@@ -29,12 +29,12 @@ def _small_tables_are_spread(monkeypatch):
 
 @pytest.fixture
 def lookups(monkeypatch):
-    """What was looked up: the number of tables' parts in each lookup."""
+    """What was looked up: the number of tables' parts, by each device in each lookup."""
     seen, sums = [], Lookup.sums
 
-    def noted(self, parts):
-        seen.append(len(parts))
-        return sums(self, parts)
+    def noted(self, part):
+        seen.append(self.local.count)
+        return sums(self, part)
 
     monkeypatch.setattr(Lookup, "sums", noted)
     return seen
@@ -190,7 +190,7 @@ def test_evaluation_and_prediction_look_up_too(lookups):
     x, y = _data()
     parallel.evaluate(x, y, verbose=0)
     parallel.predict(x, verbose=0)
-    assert lookups == [4, 4]
+    assert lookups == [4] * 8
     report = transfers(parallel, (x, y))
     assert sum(one.bytes for one in report.prediction) < 4004 * 8
 
@@ -446,4 +446,4 @@ def test_a_table_that_is_sent_after_one_that_is_not(lookups, monkeypatch):
     assert lookups
     lookups.clear()
     make_parallel(build(), 2, shard="weights").predict(_data()[0], verbose=0)
-    assert lookups == [2]
+    assert lookups == [2, 2]

@@ -77,6 +77,20 @@ class Collectives:
         sums = self._exchange(tf.tile(total[None], [self.count, 1]), key)
         return tf.cast(tf.reshape(sums, [-1])[:size], flat.dtype)
 
+    def of_all(self, own: Tensor) -> Tensor:
+        """The vectors of all processes, from that of this one: a row for each."""
+        rows = [own if k == self.number else tf.zeros_like(own) for k in range(self.count)]
+        return tf.reshape(self.sum(tf.concat(rows, axis=0)), [self.count, -1])
+
+    def exchange(self, vectors: Sequence[Tensor], most: int) -> list[Tensor]:
+        """Sends vector `i` to process `i`; what all have sent to this one, each filled up.
+
+        None of all processes' vectors has more than `most` elements.
+        """
+        filled, key = room(most)
+        rows = [tf.pad(one, [[0, filled - size_of(one)]]) for one in vectors]
+        return tf.unstack(self._exchange(tf.stack(rows), key), num=self.count)
+
     def _exchange(self, parts: Tensor, key: Any) -> Tensor:
         """Sends part `i` to process `i`; the parts that all processes have sent to this one."""
         return tf.raw_ops.CollectiveAllToAllV2(
@@ -110,7 +124,7 @@ def _key(key: Any, dtype: tf.DType, kind: int) -> Any:
     return (key * len(TYPES) + TYPES.index(dtype)) * 2 + kind + 1
 
 
-def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
+def buckets(tensors: Sequence[Any]) -> list[list[int]]:
     """Which tensors go into one operation: the last first, whose gradients are there first."""
     sizes = [(one.shape.num_elements() or 0) * one.dtype.size for one in tensors]
     least = max(_BUCKET, sum(sizes) // MOST_BUCKETS)

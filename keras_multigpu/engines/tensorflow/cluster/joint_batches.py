@@ -175,7 +175,7 @@ class JointBatches:
             # A step that does not train needs weights that nobody has changed.
             every = self._every.read_value() if step == "train_step" else 1
             taken = tf.zeros([0, 2], tf.float64) if samples is None else samples.take(come, every)
-            of_all = self._of_all(
+            of_all = collectives.of_all(
                 tf.concat([facts, tf.reshape(tf.bitcast(taken, tf.int64), [-1])], 0)
             )
             values = alike(of_all[:, 5:]) if samples is not None else 0 * of_all[:, 0]
@@ -191,12 +191,6 @@ class JointBatches:
                 expand_composites=True,
             )
             return same, tf.identity(known[:, -1])
-
-    def _of_all(self, own: Tensor) -> Tensor:
-        """The vectors of all processes, from that of this one: a row for each."""
-        collectives = self.peers.collectives
-        rows = [own if k == collectives.number else 0 * own for k in range(collectives.count)]
-        return tf.reshape(collectives.sum(tf.concat(rows, axis=0)), [collectives.count, -1])
 
     def _position(self) -> Tensor:
         """How many batches this pass has had; it is compared where they are parts."""

@@ -96,6 +96,75 @@ class Peers:
                 found[place] = shaped
         return found
 
+    def sum_own(
+        self,
+        tensors: Sequence[Tensor],
+        axes: Sequence[int],
+        shares: Sequence[Sequence[int]],
+        wire_dtype: str,
+    ) -> list[Tensor]:
+        """This process's shares of the sums of dense tensors over all processes.
+
+        `shares`: how much of a tensor's axis each process has, tensor by tensor.
+        """
+        pieces = [tf.split(t, own, axis) for t, own, axis in zip(tensors, shares, axes)]
+        found = [one[self.collectives.number] for one in pieces]
+        for places in buckets(tensors):
+            sent = [[pieces[k][number] for k in places] for number in range(self.collectives.count)]
+            shapes = [[found[k].shape for k in places]] * self.collectives.count
+            for k, column in zip(places, zip(*self._exchange(sent, shapes, wire_dtype))):
+                found[k] = tf.add_n(column)
+        return found
+
+    def gather(
+        self,
+        own: Sequence[Tensor],
+        axes: Sequence[int],
+        shares: Sequence[Sequence[int]],
+        wire_dtype: str,
+    ) -> list[Tensor]:
+        """Whole tensors, of which each process has its own share of an axis."""
+        found, shapes = list(own), []
+        for one, axis, sizes in zip(own, axes, shares):
+            before, after = one.shape[:axis], one.shape[axis + 1 :]
+            shapes.append([tf.TensorShape([*before, size, *after]) for size in sizes])
+        wholes = [
+            tf.TensorSpec([*s[0][:axis], sum(sizes), *s[0][axis + 1 :]], one.dtype)
+            for one, s, axis, sizes in zip(own, shapes, axes, shares)
+        ]
+        for places in buckets(wholes):
+            sent = [[own[k] for k in places]] * self.collectives.count
+            arriving = [[shapes[k][number] for k in places] for number in range(len(sent))]
+            for k, column in zip(places, zip(*self._exchange(sent, arriving, wire_dtype))):
+                found[k] = tf.concat(column, axes[k])
+        return found
+
+    def _exchange(
+        self,
+        sent: Sequence[Sequence[Tensor]],
+        shapes: Sequence[Sequence[tf.TensorShape]],
+        wire_dtype: str,
+    ) -> list[list[Tensor]]:
+        """What each process has sent to this one, of these shapes, from what it gets from here.
+
+        All tensors have one type, and cross as `wire_dtype`, if that has fewer bits.
+        """
+        dtype, found = sent[0][0].dtype, []
+        wire, given = crosses_as(sent[0][0]), tf.as_dtype(wire_dtype)
+        wire = given if dtype.is_floating and given.size < wire.size else wire
+        sizes = [[one.num_elements() for one in row] for row in shapes]
+        lengths = [sum(one.shape.num_elements() for one in row) for row in sent]
+        most = max(*lengths, *map(sum, sizes))  # the same in all processes
+        with tf.device(self.collectives.device):
+            flat = [[tf.cast(packed(one, size_of(one)), wire) for one in row] for row in sent]
+            vectors = [tf.concat(row, axis=0) for row in flat]
+            for row, own, shaped in zip(self.collectives.exchange(vectors, most), sizes, shapes):
+                pieces = tf.split(row[: sum(own)], own, num=len(own))
+                found.append(
+                    [tf.reshape(unpacked(piece, dtype), s) for piece, s in zip(pieces, shaped)]
+                )
+        return found
+
     def _shapes(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
         """The shapes of all processes' tensors."""
         ranks, count = [one.shape.rank for one in own], self.collectives.count

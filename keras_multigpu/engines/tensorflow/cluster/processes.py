@@ -8,6 +8,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -36,7 +37,18 @@ _CONFIG = "TF_CONFIG"
 _SHARES = "TF_GRPC_REUSE_PORT"
 # Extra seconds before a process that waits for ever ends, so that the others' errors come first.
 _GRACE = 60.0
+_READINGS = "readings/"
 _known: dict[str, Collectives] = {}  # by the device that sends and receives
+
+
+class Readings(Protocol):
+    """What processes read and assign together, of variables that several have parts of."""
+
+    def settle(self) -> None:
+        """Before a step: takes part in what others read."""
+
+    def attend(self) -> None:
+        """Takes part, if another process has asked for it, while this one waits."""
 
 
 class Group(group.Group):
@@ -44,10 +56,12 @@ class Group(group.Group):
 
     Attributes:
         is_in_step: whether this process is in a step, which all make together.
+        readings: what they read and assign together.
     """
 
     is_in_step = False
     _is_exchanging = False
+    readings: Readings | None = None
 
     failures = (
         tf.errors.AbortedError,
@@ -94,6 +108,19 @@ class Group(group.Group):
         if self.is_in_step:
             return not self.call.coming()
         return self.call.is_loop and not self._is_exchanging
+
+    def ask(self, number: int) -> None:
+        """Asks the others to take part in the reading of this number."""
+        self._board.write(f"{_READINGS}{self.number}", str(number))
+
+    @property
+    def asked(self) -> int:
+        """The number of the latest reading that a process has asked for."""
+        return max(map(int, self._board.read(_READINGS).values()), default=0)
+
+    def attend(self) -> None:
+        if self.readings is not None:
+            self.readings.attend()
 
     def exchanging(self) -> contextlib.AbstractContextManager[None]:
         """Scope of what all processes compute together between two steps."""

@@ -9,6 +9,7 @@ one. Floats may differ in rounding, because some of TensorFlow's sums add in any
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -33,10 +34,13 @@ class Samples:
 
     Args:
         model: the model.
+        is_here: whether a process has all of a variable.
     """
 
-    def __init__(self, model: TrainedModel):
-        self._model = model
+    def __init__(
+        self, model: TrainedModel, is_here: Callable[[keras.Variable], bool] = lambda variable: True
+    ):
+        self._model, self._is_here = model, is_here
 
     def take(self, come: Tensor, every: Tensor | int) -> Tensor:
         """In a step: numbers and by how much each may be off, of shape `(several, 2)`.
@@ -76,10 +80,12 @@ class Samples:
         A state that a layer assigns (moving statistics) is merged over the processes in each step,
         and so would no longer differ some steps later.
         """
+        # Of a weight in parts of several processes, none has what another one has.
         seldom: list[keras.Variable] = []
         always: list[keras.Variable] = []
         for one in self._model.weights:
-            (seldom if one.trainable else always).append(one)
+            if self._is_here(one):
+                (seldom if one.trainable else always).append(one)
         # Those of stateful recurrent layers are none of a model's variables.
         states = [getattr(layer, "states", None) for layer in all_layers(self._model)]
         always += [one for one in keras.tree.flatten(states) if isinstance(one, keras.Variable)]

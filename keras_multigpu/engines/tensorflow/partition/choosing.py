@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.computing import Kind, Operations, layout_of
-from keras_multigpu.engines.tensorflow.partition.crossings import reduce
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     SUM,
@@ -85,7 +84,7 @@ class Choosing(Operations):
             # A gradient of weights is made of activations. What meets weights may have their shape.
             meets_weights = any(value.is_state and value.dims for value in values)
             homes = set() if meets_weights else homes_of(op, signature, dims, self.shards)
-            found = sharded_label(values, signature, dims, self.shard_of, self.count, homes)
+            found = sharded_label(values, signature, dims, self.shard_of, self.shares, homes)
             is_forward = not homes and _GRADIENTS not in op.name
             if is_forward and found and meet_as_much(values, signature, found[0]):
                 return self.fallback(op, values, dims, signature)
@@ -216,8 +215,6 @@ class Choosing(Operations):
             if label in labels:
                 axis = list(labels).index(label)
                 layout = layout_of(kind, axis, shape[axis])
-            elif self.is_joined and kind is not Split:  # each process has all parts
-                layout, item = WHOLE, reduce(self.program, item, signature.partial or "sum")
             made.append(self.value(tensor.dtype, shape, layout, item))
             is_sum = isinstance(layout, Partial) and tensor.dtype.is_floating
             made[-1].is_trained = is_sum and _GRADIENTS in op.name

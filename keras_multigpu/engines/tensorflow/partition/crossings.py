@@ -10,7 +10,14 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
 from keras_multigpu.engines.tensorflow.partition.layouts import Joined, Owned, Sharded, Split
-from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
+from keras_multigpu.engines.tensorflow.partition.program import (
+    ALL,
+    EACH,
+    Across,
+    Crossing,
+    Item,
+    Program,
+)
 from keras_multigpu.engines.tensorflow.partition.sending import (
     copies,
     copy_by_hubs,
@@ -42,24 +49,48 @@ def gather(program: Program, item: Item, layout: Split | Joined | Sharded | Owne
     return program.add(emit, [item], ALL, [item.dtype], name="gather", gives=0, symbols=symbols)[0]
 
 
-def reduce(program: Program, item: Item, kind: str, what: Any = None) -> Item:
-    """The addends' sum, or other reduction, at home.
+def reduce(program: Program, item: Item, kind: str, what: Crossing) -> Item:
+    """The addends' sum, or other reduction, at home."""
+    return _reduce(program, item, what, Across(kind))
 
-    Without `what`, of what the devices of each process have made of variables in parts.
-    """
+
+def _reduce(program: Program, item: Item, what: Crossing, across: Across) -> Item:
+    is_sum = across.kind in ("sum", "scatter")
 
     def emit(devices: Any, parts: list[Any], parts_of: Any = None) -> list[Any]:
         if parts_of is not None:
             return [sum_by_hubs(devices, parts, parts_of, what)]
-        with tf.name_scope("gradients" if what is not None and what.is_trained else kind):
-            if kind == "sum" and what is not None:
+        with tf.name_scope("gradients" if what.is_trained else across.kind):
+            if is_sum:
                 return [sum_of(devices, parts, what)]
             with tf.device(devices.home):
-                return [combine(kind, parts)]
+                return [combine(across.kind, parts)]
 
-    crossing = what if kind == "sum" else None
-    more: Any = {} if what is None else {"crossing": crossing, "reduces": kind}
+    more: Any = {"crossing": what if is_sum else None, "across": across}
     return program.add(emit, [item], ALL, [item.dtype], name="reduce", gives=0, **more)[0]
+
+
+def gather_all(program: Program, item: Item, layout: Sharded, dim: int, what: Crossing) -> Item:
+    """The shards of all processes, one after the other, at each process's home."""
+
+    def emit(devices: Any, parts: list[Any]) -> list[Any]:
+        with tf.device(devices.home):
+            return [tf.concat(parts, layout.axis)]
+
+    more: Any = {"crossing": what, "across": Across("gather", layout.axis, dim)}
+    return program.add(emit, [item], ALL, [item.dtype], name="gather", gives=0, **more)[0]
+
+
+def sum_shards(program: Program, item: Item, layout: Sharded, dim: int, what: Crossing) -> Item:
+    """A shard of the addends' sum over all processes, for each device."""
+    own = _reduce(program, item, what, Across("scatter", layout.axis, dim))
+
+    def emit(devices: Any, own: Any) -> list[Any]:
+        with tf.device(devices.home):
+            sizes = [local.extent(dim, layout)[1] for local in devices.locals]
+            return [tf.split(own, sizes, layout.axis)]
+
+    return _added(program, emit, own, "scatter")
 
 
 def combine(kind: str, parts: list[Any]) -> Any:
@@ -114,7 +145,8 @@ def reduce_scatter(
         if devices.is_joined:
             with tf.device(devices.home):
                 total = sum_of(devices, parts, what)
-                totals = devices.combine([total], "sum", wire_of(devices, dtype, what))
+                wire = wire_of(devices, dtype, what)
+                totals = devices.combine([total], [Across("sum")], wire)
                 return [devices.cut(totals[0], layout, dim)]
         wire = wire_here(devices, dtype, what)
         with tf.name_scope("gradients" if what.is_trained else "sums"):
@@ -156,7 +188,8 @@ def on_first(program: Program, item: Item, kind: str) -> Item:
     assert kind == "sum", kind
 
     def emit(devices: Any, whole: Any) -> list[Any]:
-        return [[whole, *devices.each(lambda: tf.zeros_like(whole))[1:]]]
+        is_first = [local.index == 0 for local in devices.locals]
+        return [devices.each(lambda has: whole if has else tf.zeros_like(whole), is_first)]
 
     return program.add(emit, [item], ALL, [item.dtype], name="addend", gives=EACH)[0]
 

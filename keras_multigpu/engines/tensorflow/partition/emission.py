@@ -103,26 +103,27 @@ class Writer:
         return [self._known[id(item)] for item in outputs]
 
     def _reduce(self, nodes: Sequence[Node]) -> list[Node]:
-        """Writes the sums whose addends are known, together; returns the other nodes."""
+        """Writes what all processes make of what is known, together; returns the other nodes."""
         now: dict[tuple[str, Any], list[Node]] = {}
         for node in nodes:
-            if node.reduces and all(id(item) in self._known for item in node.needs):
+            if node.across and all(id(item) in self._known for item in node.needs):
                 wire = wire_of(self._devices, node.outputs[0].dtype, node.crossing)
-                now.setdefault((node.reduces, wire), []).append(node)
+                now.setdefault((node.across.kind, wire), []).append(node)
         for together in now.values():
             self._write_alone(together)
         done = {id(node) for together in now.values() for node in together}
         return [node for node in nodes if id(node) not in done]
 
     def _write_alone(self, nodes: Sequence[Node]) -> None:
-        """Writes a node that no region has, or several that reduce likewise."""
+        """Writes a node that no region has, or several that the processes make likewise."""
         first = nodes[0]
         devices = self._devices.columns[first.column]
         made = [_emit(node, devices, self._known, self._hubs.get(id(node))) for node in nodes]
-        if first.reduces:
+        across = [node.across for node in nodes if node.across is not None]
+        if across:
             wire = wire_of(devices, first.outputs[0].dtype, first.crossing)
             with tf.device(devices.home):
-                totals = devices.combine([one for (one,) in made], first.reduces, wire)
+                totals = devices.combine([one for (one,) in made], across, wire)
             made = [[one] for one in totals]
         for node, tensors in zip(nodes, made):
             self._known.update((id(item), tensor) for item, tensor in zip(node.outputs, tensors))

@@ -69,6 +69,7 @@ class Forms:
 
     Attributes:
         is_joined: whether there are devices of other processes, which get numbers only.
+        shares: in how many parts variables are; other processes may have more of them.
         is_within: whether it is a function's program, within the step's.
         branch: the number of a branch that is planned.
         expected: how many rows there may be.
@@ -83,7 +84,7 @@ class Forms:
     def __init__(
         self, count: int, batch: Any, *, way: str = ALL_DEVICES, names: Iterator[int] | None = None
     ):
-        self.count, self.batch, self.way = count, batch, way
+        self.count, self.batch, self.way, self.shares = count, batch, way, count
         self.names = itertools.count() if names is None else names
         self.program, self.expected = Program(), Expected()
         self.splits = way != ONE_DEVICE
@@ -180,16 +181,20 @@ class Forms:
             item = value.forms[value.layout]
             if value.dtype == tf.variant:
                 raise NeedsOthers  # the devices' lists are none of all rows
+            if self.is_joined and isinstance(value.layout, Sharded):
+                what = self._what("gather", value)
+                dim = self._along(value, value.layout)
+                return crossings.gather_all(self.program, item, value.layout, dim, what)
             if isinstance(value.layout, (Split, Joined, Sharded, Owned)):
                 return crossings.gather(self.program, item, value.layout)
             assert isinstance(value.layout, Partial)
             return crossings.reduce(self.program, item, value.layout.kind, self._what("sum", value))
         if isinstance(layout, Copied):
             what = self._what("copy", value)
-            if (
-                isinstance(value.layout, (Split, Joined, Sharded, Owned))
-                and WHOLE not in value.forms
-            ):
+            is_by_home = WHOLE in value.forms or (
+                self.is_joined and isinstance(value.layout, Sharded)
+            )
+            if isinstance(value.layout, (Split, Joined, Sharded, Owned)) and not is_by_home:
                 item = value.forms[value.layout]
                 return crossings.all_gather(self.program, item, value.layout, what)
             return crossings.copy(self.program, self.get(value, WHOLE), what)
@@ -199,10 +204,10 @@ class Forms:
             raise NeedsOthers  # a whole list can't be taken apart
         assert not isinstance(layout, Owned)  # nothing is brought into it
         dim = self._along(value, layout)
-        # Sums over several processes cross together, and each process cuts them.
-        is_cut_later = self.is_joined and isinstance(layout, Sharded)
-        if value.layout == SUM and WHOLE not in value.forms and not is_cut_later:
+        if value.layout == SUM and WHOLE not in value.forms:
             what = self._what("sum", value)
+            if self.is_joined and isinstance(layout, Sharded):
+                return crossings.sum_shards(self.program, value.forms[SUM], layout, dim, what)
             return crossings.reduce_scatter(self.program, value.forms[SUM], layout, dim, what)
         if COPIED in value.forms and isinstance(layout, Sharded):
             return crossings.own_slice(self.program, value.forms[COPIED], layout, value.dims or ())

@@ -49,7 +49,7 @@ class Inner(Planner):
     def __init__(self, outer: Planner, way: str, *, branch: int | None = None):
         super().__init__(outer.rules, outer.count, outer.batch, [], way=way, names=outer.names)
         self.outer, self.branch = outer, branch
-        self.shards, self.is_joined = outer.shards, outer.is_joined
+        self.shards, self.shares, self.is_joined = outer.shards, outer.shares, outer.is_joined
         self.expected, self.splits = outer.expected, self.splits and outer.splits
         self.has_row_loops, self.rows = outer.has_row_loops, outer.rows
         self.splits_all = outer.splits_all and way == ALL_DEVICES

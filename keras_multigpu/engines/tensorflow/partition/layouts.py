@@ -63,8 +63,7 @@ class Joined:
 class Sharded:
     """Each device has a fixed slice of an axis that has no rows: weights, slots and gradients.
 
-    The slices differ by at most one entry. See `Local.extent`. The devices of each process have
-    all of them.
+    The slices differ by at most one entry. See `Local.extent`.
     """
 
     axis: int

@@ -18,6 +18,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Sharded,
     Split,
 )
+from keras_multigpu.engines.tensorflow.partition.program import Across
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, Unit, is_known, unit_of
 
 
@@ -30,8 +31,7 @@ class Local:
         rows: how many of them the device has.
         begin: the first of them.
         index: the device's number.
-        part: its number among those that have a variable in parts: all devices of its process.
-        count: the number of these.
+        count: the number of devices, of all processes.
         sizes: the values of other symbols.
         is_compiled: whether XLA compiles the step on one device: it draws other random numbers.
         home: the device's name, if it computes what is whole outside of compiled functions.
@@ -42,7 +42,6 @@ class Local:
     rows: Any
     begin: Any
     index: Any
-    part: Any = 0
     count: int = 1
     sizes: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_compiled: bool = False
@@ -55,7 +54,7 @@ class Local:
     @property
     def settings(self) -> dict[str, Any]:
         """The numbers of rows and devices, and the device's."""
-        names = ("batch", "rows", "begin", "index", "part", "count")
+        names = ("batch", "rows", "begin", "index", "count")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -98,10 +97,10 @@ class Local:
     def _even(self, size: Any) -> tuple[Any, Any]:
         """Where this device's part of so many begins, and how long it is; they differ by one."""
         each, more = size // self.count, size % self.count
-        if isinstance(self.part, int) and isinstance(size, int):
-            return self.part * each + min(self.part, more), each + (self.part < more)
-        own = tf.cast(self.part < more, tf.int32)
-        return self.part * each + tf.minimum(self.part, more), each + own
+        if isinstance(self.index, int) and isinstance(size, int):
+            return self.index * each + min(self.index, more), each + (self.index < more)
+        own = tf.cast(self.index < more, tf.int32)
+        return self.index * each + tf.minimum(self.index, more), each + own
 
     def extent(self, dim: Any, layout: Split | Joined | Sharded) -> tuple[Any, Any]:
         """Where this device's slice of an axis begins, and how long it is."""
@@ -197,7 +196,7 @@ class Devices:
         count = len(self.names)
         rows, begins = even(batch, count)
         self.locals = [
-            Local(batch, rows[i], begins[i], i, i, count, is_compiled=is_compiled, chosen=chosen)
+            Local(batch, rows[i], begins[i], i, count, is_compiled=is_compiled, chosen=chosen)
             for i in range(count)
         ]
         self.whole = Local(
@@ -219,9 +218,9 @@ class Devices:
 
         return [one for pieces in zip(*self.each(take_apart, self.locals, parts)) for one in pieces]
 
-    def combine(self, totals: Sequence[Any], kind: str, wire: tf.DType) -> list[Any]:
-        """The sums over all processes, or other reductions, from this one's."""
-        return list(totals)
+    def combine(self, own: Sequence[Any], across: Sequence[Across], wire: tf.DType) -> list[Any]:
+        """What all processes make together, each as it is said, of what this one has."""
+        return list(own)
 
     def cut(self, whole: Any, layout: Split | Joined | Sharded, dim: Any) -> list[Any]:
         """The slices of a whole tensor for this process's devices."""

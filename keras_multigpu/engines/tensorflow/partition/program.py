@@ -45,10 +45,10 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """A tensor that is copied to all devices, or whose addends are summed.
+    """A tensor that is copied to all devices, whose addends are summed, or parts gathered.
 
     Attributes:
-        kind: `"copy"` or `"sum"`.
+        kind: `"copy"`, `"sum"` or `"gather"`.
         shape: its shape, which its parts may not know in the graph; `None` if not known.
         is_trained: whether it is a weight, or a gradient: it may cross in another type.
     """
@@ -61,6 +61,22 @@ class Crossing:
     def size(self) -> int | None:
         """Its elements; `None` if not known."""
         return None if self.shape is None else math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Across:
+    """What joined processes make together of what each has: many such tensors cross in one go.
+
+    Attributes:
+        kind: how addends are reduced, such as `"sum"`; `"gather"`, for parts; or `"scatter"`, for
+            addends of whose sum each process gets its part.
+        axis: that of the parts.
+        dim: its length.
+    """
+
+    kind: str
+    axis: int = 0
+    dim: int = 0
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,7 +92,7 @@ class Node:
         column: of the devices, if they are a mesh: the devices of this column compute it.
         level: how many crossings lie before it.
         crossing: what crosses, for crossings that may go through hubs.
-        reduces: how it brings addends together, which other processes may have more of.
+        across: what it makes with other processes, of what they have of it.
         is_free: whether it takes nothing and costs little: each region that uses it computes it.
         is_plain: whether XLA may compile it with others around it.
         has_effect: whether it is computed even if nobody takes its outputs.
@@ -93,7 +109,7 @@ class Node:
     is_free: bool = False
     is_plain: bool = False
     crossing: Crossing | None = None
-    reduces: str | None = None
+    across: Across | None = None
     has_effect: bool = False
     outputs: list[Item] = dataclasses.field(default_factory=list)
 
@@ -138,7 +154,7 @@ class Program:
         is_plain: bool = False,
         has_effect: bool = False,
         crossing: Crossing | None = None,
-        reduces: str | None = None,
+        across: Across | None = None,
     ) -> list[Item]:
         """Adds a node and returns its outputs, of these types.
 
@@ -154,7 +170,7 @@ class Program:
         node = Node(emit, inputs, place, name, sizes, made.column if made else self.column)
         node.is_free = is_cheap and place == EACH and all(one.is_free for one in node.needs)
         node.is_plain, node.has_effect = is_plain and not sizes, has_effect
-        node.crossing, node.reduces = crossing, reduces
+        node.crossing, node.across = crossing, across
         assert place == ALL or all(one.is_each == (place == EACH) for one in inputs), name
         node.level = max([after, *(_level_after(one, node) for one in node.needs)])
         where = place if gives is None else gives

@@ -104,10 +104,14 @@ def spread(
         together.note(traced.graph)
         are_even = are_even is True
 
+    # Variables are in parts on the devices of all processes.
+    shards_on = devices if together is None else together.devices
+
     def new() -> Planner:
         planner = Planner(RULES, len(devices) // width, traced.batch, records)
         planner.columns = {name: number for number, name in enumerate(devices[:width])}
         planner.is_joined, planner.expected = together is not None, expected or Expected()
+        planner.shares = len(shards_on) // width
         # XLA compiles anew for other numbers of rows. Other processes don't know them.
         own = Chosen(planner.names, are_fixed=compiled)
         planner.chosen = None if planner.is_joined else own
@@ -126,7 +130,7 @@ def spread(
         return write(planner.program, scope, traced.given())
 
     cases = [are_even] if isinstance(are_even, bool) else [False, True]
-    plans = [_planned(traced, new, devices, together, are_even=one) for one in cases]
+    plans = [_planned(traced, new, shards_on, together, are_even=one) for one in cases]
     found = [one for one in plans if one is not None]
     if len(found) < len(plans):
         return _on_one_device(step, args, autograph, together)

@@ -1,7 +1,7 @@
 """Devices of several joined processes: each writes its own devices' part of the same program.
 
 What is whole, every process has. Sums and gathers cross by collective operations; copies and
-scatters need none.
+slices of what is whole need none.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.cluster.collectives import TYPES
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
+from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.partition.crossings import combine
 from keras_multigpu.engines.tensorflow.partition.emission import write
 from keras_multigpu.engines.tensorflow.partition.layouts import Joined, Owned, Sharded, Split
 from keras_multigpu.engines.tensorflow.partition.listing import listing_of
 from keras_multigpu.engines.tensorflow.partition.local import Devices, Local, even
-from keras_multigpu.engines.tensorflow.partition.program import Program
+from keras_multigpu.engines.tensorflow.partition.program import Across, Program
 
 
 class JoinedDevices(Devices):
@@ -49,13 +50,11 @@ class JoinedDevices(Devices):
             before = tf.reduce_sum(counts[:number])
             begins = [before + one for one in begins]
         self.locals = [
-            Local(batch, own, begin, place, part, len(names), is_compiled=self.is_compiled)
-            for part, (own, begin, place) in enumerate(zip(rows, begins, peers.own))
+            Local(batch, own, begin, place, len(owners), is_compiled=self.is_compiled)
+            for own, begin, place in zip(rows, begins, peers.own)
         ]
 
     def complete(self, parts: Sequence[Any], layout: Split | Joined | Sharded | Owned) -> list[Any]:
-        if isinstance(layout, Sharded):  # they are here
-            return super().complete(parts, layout)
         axis = layout.axis
         whole = tf.concat(parts, axis)
         every = [one for (one,) in self._of_processes([whole])]
@@ -65,12 +64,22 @@ class JoinedDevices(Devices):
         static[axis] = None
         return [tf.ensure_shape(one, static) for one in every]
 
-    def combine(self, totals: Sequence[Any], kind: str, wire: tf.DType) -> list[Any]:
-        """The sums over all processes, or other reductions, from this one's."""
-        if kind == "sum" and all(one.dtype in TYPES for one in totals):
-            return list(self._peers.sum(totals, wire.name))
-        every = self._of_processes(totals)
+    def combine(self, own: Sequence[Any], across: Sequence[Across], wire: tf.DType) -> list[Any]:
+        kind = across[0].kind
+        if kind in ("gather", "scatter"):
+            exchange = self._peers.gather if kind == "gather" else self._peers.sum_own
+            shares = [self._shares(one) for one in across]
+            return exchange(own, [one.axis for one in across], shares, wire.name)
+        if kind == "sum" and all(one.dtype in TYPES for one in own):
+            return list(self._peers.sum(own, wire.name))
+        every = self._of_processes(own)
         return [combine(kind, list(column)) for column in zip(*every)]
+
+    def _shares(self, across: Across) -> list[int]:
+        """How much each process has of an axis."""
+        owners, (sizes, _) = self._peers.owners, even(across.dim, len(self._peers.owners))
+        numbers = range(self._peers.collectives.count)
+        return [sum(n for n, one in zip(sizes, owners) if one == number) for number in numbers]
 
     def of_process_0(self, wholes: Sequence[Any]) -> list[Any]:
         """What process 0 has of tensors."""
@@ -89,8 +98,6 @@ class JoinedDevices(Devices):
 
     def cut(self, whole: Any, layout: Split | Joined | Sharded, dim: Any) -> list[Any]:
         """The slices of a whole tensor for this process's devices."""
-        if isinstance(layout, Sharded):  # they have all of them
-            return super().cut(whole, layout, dim)
         extents = [local.extent(dim, layout) for local in self.locals]
         first, sizes = extents[0][0], [size for _, size in extents]
         last = tf.shape(whole)[layout.axis] - first - sum(sizes)
@@ -107,12 +114,19 @@ class Together:
         counts: the rows of each, as a vector.
         takes_own: whether a process gets its own rows of the results, if it gave its own.
         variables: gives the model's variables.
+        names: of the devices of all processes, as users see them.
     """
 
     batches: JointBatches
     counts: Any
     takes_own: bool
     variables: Callable[[], Sequence[keras.Variable]]
+    names: Sequence[str]
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The names of the devices of all processes."""
+        return list(map(full_name, self.names))
 
     @property
     def are_parts(self) -> bool:

@@ -43,8 +43,9 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
 
     Attributes:
         division: the argument.
-        parts: a variable for each part.
+        parts: a variable for each part that this process has.
         link: what tapes watch.
+        number: of those that several processes have parts of.
     """
 
     _should_act_as_resource_variable = True  # tapes then look for `handle`
@@ -53,9 +54,10 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         self.division = division
         self.parts: list[tf.Variable] = []
         pieces = np.split(value, np.cumsum(division.sizes)[:-1], division.axis)
-        for piece, device in zip(pieces, division.devices):
-            with tf.device(device):
-                self.parts.append(tf.Variable(piece, trainable=False, dtype=like.dtype))
+        for number in division.own:
+            with tf.device(division.devices[number]):
+                part = tf.Variable(pieces[number], trainable=False, dtype=like.dtype)
+            self.parts.append(part)
         with tf.device(full_name(first("cpu"))):  # of this process
             self.link = tf.Variable(
                 tf.zeros(division.shape, like.dtype),
@@ -71,6 +73,7 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         self._name = like.name
         self._changed_in: Any = lambda: None  # the graph of the last assignment
         self._unique_id = like._unique_id  # by which optimizers know variables
+        self.number = 0 if division.others is None else division.others.add(self, value)
 
     def __repr__(self) -> str:
         return (
@@ -103,17 +106,24 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
                 if self._changed_in() is not graph and is_watched(self.link.read_value()):
                     return self.read_value()
         with tf.device(self.device):
-            whole = tf.concat(self.read_parts(), self.division.axis)
+            whole = self._joined()
             link = self.link.read_value()
             # TensorFlow never forgets a graph that has custom gradients.
             return _linked(link, whole) if is_watched(link) else whole
+
+    def _joined(self) -> Tensor:
+        others, axis = self.division.others, self.division.axis
+        if others is not None and tf.executing_eagerly():
+            return tf.convert_to_tensor(others.read(self))
+        own = tf.concat(self.read_parts(), axis)
+        return own if others is None else others.join(own, self.division)
 
     def read_parts(self) -> list[Tensor]:
         """The parts' values, each on its device; no open tape sees them."""
         # A function that is traced now may be differentiated later.
         is_later = not tf.executing_eagerly() and not is_watched(self.link.read_value())
         found = []
-        for number, part in enumerate(self.parts):
+        for number, part in zip(self.division.own, self.parts):
             with tf.device(part.device):
                 value = part.read_value()
                 found.append(self._linked_later(value, number) if is_later else value)
@@ -132,6 +142,8 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
             return tf.raw_ops.IdentityN(input=inputs)[0]
 
     def numpy(self) -> np.ndarray:
+        if self.division.others is not None:
+            return self.division.others.read(self)
         return np.concatenate([part.numpy() for part in self.parts], self.division.axis)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Tensor:
@@ -150,6 +162,8 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         self._changed_in = weakref.ref(tf.compat.v1.get_default_graph())
         if not isinstance(value, tf.IndexedSlices):
             value.shape.assert_is_compatible_with(self.shape)
+            if self.division.others is not None and tf.executing_eagerly():
+                self.division.others.meet(self, value)
         for part, piece in zip(self.parts, self.division.split(value)):
             with on_device(part.device):
                 getattr(part, method)(piece)
@@ -223,6 +237,12 @@ def parts_of(variable: keras.Variable) -> Sequence[tf.Variable]:
     """The TensorFlow variables that store a variable's value: one, or those of its parts."""
     value = variable._value
     return value.parts if isinstance(value, DividedVariable) else (value,)
+
+
+def is_here(variable: keras.Variable) -> bool:
+    """Whether this process has all of a variable."""
+    division = division_of(variable)
+    return division is None or division.others is None
 
 
 def division_of(variable: Any) -> Division | None:

@@ -4,24 +4,59 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.values import Tensor
 
 
+class Others(Protocol):
+    """Other processes, which have some of a variable's parts."""
+
+    @property
+    def own(self) -> Sequence[int]:
+        """The numbers of the parts that this process has."""
+
+    def add(self, variable: Any, value: np.ndarray) -> int:
+        """Takes a new variable; gives its number, which is alike in all processes."""
+
+    def read(self, variable: Any) -> np.ndarray:
+        """The whole value, which all processes read together."""
+
+    def join(self, own: Tensor, division: Division) -> Tensor:
+        """The whole value, in a step that all processes make, from what this one has of it."""
+
+    def meet(self, variable: Any, value: Tensor) -> None:
+        """Waits until all processes are about to assign the value."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """How a variable of a shape is divided: part i, `sizes[i]` long on the axis, is on device i."""
+    """How a variable of a shape is divided: part i, `sizes[i]` long on the axis, is on device i.
+
+    `others` are the processes that have some of the parts, if this one has not all.
+    """
 
     shape: tuple[int, ...]
     devices: tuple[str, ...]
     axis: int
     sizes: tuple[int, ...]
+    others: Others | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def own(self) -> Sequence[int]:
+        """The numbers of the parts that this process has."""
+        return range(len(self.sizes)) if self.others is None else self.others.own
 
     @classmethod
     def even(
-        cls, shape: Sequence[int], devices: Sequence[str], axis: int | None = None
+        cls,
+        shape: Sequence[int],
+        devices: Sequence[str],
+        axis: int | None = None,
+        others: Others | None = None,
     ) -> Division | None:
         """Divides the longest axis, or another one, as evenly as it goes.
 
@@ -33,7 +68,7 @@ class Division:
             return None
         each, left = divmod(shape[axis], len(devices))
         sizes = (each + (place < left) for place in range(len(devices)))
-        return cls(tuple(shape), tuple(devices), axis, tuple(sizes))
+        return cls(tuple(shape), tuple(devices), axis, tuple(sizes), others)
 
     def shape_of(self, number: int) -> tuple[int, ...]:
         """The shape of a part."""
@@ -44,15 +79,15 @@ class Division:
         return sum(self.sizes[:number])
 
     def split(self, value: Tensor) -> list[Tensor]:
-        """The parts of a dense value, or of the rows of a sparse gradient."""
+        """This process's parts of a dense value, or of the rows of a sparse gradient."""
         if not isinstance(value, tf.IndexedSlices):
-            return tf.split(value, self.sizes, self.axis)
-        numbers = range(len(self.sizes))
+            pieces = tf.split(value, self.sizes, self.axis)
+            return [pieces[i] for i in self.own]
         if self.axis:
             pieces = tf.split(value.values, self.sizes, self.axis)
-            return [self._rows(piece, value.indices, i) for i, piece in zip(numbers, pieces)]
+            return [self._rows(pieces[i], value.indices, i) for i in self.own]
         found = []
-        for i in numbers:
+        for i in self.own:
             rows = value.indices - self.start_of(i)
             is_own = (rows >= 0) & (rows < self.sizes[i])
             own = tf.boolean_mask(value.values, is_own), tf.boolean_mask(rows, is_own)

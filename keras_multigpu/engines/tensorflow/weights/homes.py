@@ -14,11 +14,12 @@ import keras
 
 from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
-from keras_multigpu.engines.tensorflow.weights.division import Division
+from keras_multigpu.engines.tensorflow.weights.division import Division, Others
 from keras_multigpu.engines.tensorflow.weights.placing import move_variable
 from keras_multigpu.engines.wide import find_wide, names_of
 
-LEAST = 1024  # elements of a variable that is cut; smaller ones are on the first device
+# Elements of a variable that is cut; smaller ones are on the first device, of each process.
+LEAST = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +28,14 @@ class Homes:
 
     Attributes:
         devices: the devices.
+        others: the processes that have some of them.
         axes: by a variable's shape, the axis along which it is cut; `None` for the longest one of
             all that are worth cutting.
     """
 
     devices: tuple[str, ...]
     axes: Mapping[tuple[int, ...], int] | None = None
+    others: Others | None = None
 
     def of(self, shape: Sequence[int]) -> Division | str:
         """Where a variable of this shape is kept: in slices of an axis, or whole."""
@@ -41,9 +44,11 @@ class Homes:
             axis = self.axes.get(shape)
             division = None if axis is None else Division.even(shape, self.devices, axis)
         else:
-            is_large = math.prod(shape) >= LEAST and len(self.devices) > 1
-            division = Division.even(shape, self.devices) if is_large else None
-        return self.devices[0] if division is None else division
+            is_large = math.prod(shape) >= LEAST
+            is_cut = is_large and len(self.devices) > 1
+            division = Division.even(shape, self.devices, None, self.others) if is_cut else None
+        first = 0 if self.others is None else self.others.own[0]
+        return self.devices[first] if division is None else division
 
     def lay_out(self, variables: Iterable[keras.Variable]) -> bool:
         """Moves variables to where they are kept; returns whether one was elsewhere."""

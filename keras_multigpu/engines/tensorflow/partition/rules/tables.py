@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.crossings import reduce
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
@@ -22,9 +21,8 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Value,
 )
 from keras_multigpu.engines.tensorflow.partition.operations import operation
-from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing
+from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.lookups import Lookup
-from keras_multigpu.engines.tensorflow.partition.sending import wire_of
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim, elements_of
 from keras_multigpu.engines.tensorflow.weights.lookups import BY_WEIGHTS, GRADIENT, ROWS, SUMS
 
@@ -126,8 +124,6 @@ def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] 
     inputs = [planner.get(table, _BY_ROWS), planner.get(numbers, _form_of(numbers))]
     (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name)
     layout: Layout = Owned() if is_owned else SUM
-    if planner.is_joined and not is_owned:  # each process has all rows
-        layout, item = WHOLE, reduce(planner.program, item, "sum")
     value = planner.value(dtype, dims, layout, item)
     if numbers.axis is not None:
         split = Split(numbers.axis)
@@ -202,11 +198,11 @@ def _sums(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | 
     if not _is_table(planner, table) or not _have_rows(planner, values[1:]):
         return None
 
-    def emit(lookup: Any, part: Any, indices: Any, *weights: Any) -> list[Any]:
-        return [lookup(indices, *weights).sums(part)]
+    def emit(lookup: Any, part: Any, *given: Any) -> list[Any]:
+        return [lookup(*given).sums(part)]
 
     dims = (_rows(indices), (table.dims or ())[1])
-    return _looked_up(planner, op, emit, values, table.dims, [dims], Split(0))
+    return [_summed(planner, op, emit, values, table.dims, dims)]
 
 
 def _gradient(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
@@ -215,17 +211,16 @@ def _gradient(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value
     table = _table_of(planner, shape, given)
     if table is None:
         return None
-    is_dense = len(op.outputs) == 1
-    if planner.is_joined and not is_dense:
-        return None  # others touch other rows
+    is_dense, types = len(op.outputs) == 1, [tensor.dtype for tensor in op.outputs]
 
     def emit(lookup: Any, upstream: Any, *given: Any) -> list[Any]:
         found = lookup(*given)
         return [found.gradient(upstream)] if is_dense else [*found.touched(upstream)]
 
+    items = _looked_up(planner, op, emit, given, table, types)
     if is_dense:
-        return _looked_up(planner, op, emit, given, table, [table], _BY_ROWS)
-    entries, numbers = _looked_up(planner, op, emit, given, table, [None, None], Owned())
+        return [Value(types[0], table, _BY_ROWS, {_BY_ROWS: items[0]})]
+    entries, numbers = (Value(t, None, Owned(), {Owned(): i}) for t, i in zip(types, items))
     name = f"size{next(planner.names)}"
     entries.dims, numbers.dims = (Dim.symbol(name), table[1]), (Dim.symbol(name),)
     planner.program.symbols[name] = planner.get(numbers, WHOLE), 0  # of all devices' rows
@@ -241,7 +236,7 @@ def _by_weights(planner: Any, op: tf.Operation, values: list[Value]) -> list[Val
     def emit(lookup: Any, part: Any, upstream: Any, indices: Any) -> list[Any]:
         return [lookup(indices).of_weights(part, upstream)]
 
-    return _looked_up(planner, op, emit, values, table.dims, [indices.dims], Split(0))
+    return [_summed(planner, op, emit, values, table.dims, indices.dims)]
 
 
 FUNCTIONS = {SUMS: _sums, GRADIENT: _gradient, ROWS: _gradient, BY_WEIGHTS: _by_weights}
@@ -273,22 +268,42 @@ def _looked_up(
     emit: Callable[..., list[Any]],
     values: Sequence[Value],
     table: Any,
-    shapes: Sequence[Any],
-    layout: Layout,
-) -> list[Value]:
-    """The values that all devices make together of lookups."""
-    types = [tensor.dtype for tensor in op.outputs]
+    types: Sequence[tf.DType],
+) -> list[Item]:
+    """What each device makes of lookups in its part of a table, for the whole batch."""
     name = op.name.rpartition("/")[0]
+    has_part = values[0].layout == _BY_ROWS
+
+    def one(local: Any, *given: Any) -> list[Any]:
+        return emit(functools.partial(Lookup, local, table, op.outputs[0].dtype, name), *given)
 
     def write(devices: Any, *given: Any) -> list[Any]:
-        made = emit(functools.partial(Lookup, devices, table, types[0], name), *given)
-        if layout != _BY_ROWS:
-            return made
-        wire = wire_of(devices, types[0], Crossing("sum", None, True))
-        return [devices.combine(one, "sum", wire) for one in made]  # of the processes' rows
+        return list(map(list, zip(*devices.each(one, devices.locals, *given))))
 
-    forms = [_BY_ROWS if value.layout == _BY_ROWS else Split(0) for value in values]
+    forms = [_BY_ROWS if has_part and not number else COPIED for number in range(len(values))]
     inputs = [planner.get(value, form) for value, form in zip(values, forms)]
-    items = planner.add(write, inputs, ALL, types, gives=EACH, name=op.name)
-    found = zip(types, shapes, items)
-    return [Value(dtype, dims, layout, {layout: item}) for dtype, dims, item in found]
+    return planner.add(write, inputs, ALL, types, gives=EACH, name=op.name)
+
+
+def _summed(
+    planner: Any,
+    op: tf.Operation,
+    emit: Callable[..., list[Any]],
+    values: Sequence[Value],
+    table: Any,
+    dims: Any,
+) -> Value:
+    """A value with the batch's rows, of which each device has made addends."""
+    dtype, split = op.outputs[0].dtype, Split(0)
+    wide = tf.float32 if dtype.size < 4 else dtype
+
+    def added(lookup: Any, *given: Any) -> list[Any]:
+        return [tf.cast(one, wide) for one in emit(lookup, *given)]
+
+    def cast(local: Any, total: Any) -> list[Any]:
+        return [tf.cast(total, dtype)]
+
+    (item,) = _looked_up(planner, op, added, values, table, [wide])
+    own = planner.get(Value(wide, dims, SUM, {SUM: item}), split)
+    (item,) = planner.add(cast, [own], EACH, [dtype], name=op.name)
+    return Value(dtype, dims, split, {split: item})
