@@ -1,9 +1,8 @@
-"""Processes that train a model with `shard` on JAX: `SCENARIO FOLDER 2 NUMBER ADDRESS`."""
+"""Processes that train a model with `shard`: `SCENARIO FOLDER 2 NUMBER ADDRESS`."""
 
 import functools
 import sys
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from keras import layers
 from support import process_script as script
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.jax.state import state_shards
 from keras_multigpu.layers import MultiHotDense
 
 SHARDS = ("optimizer", "weights")
@@ -19,12 +17,34 @@ ROWS, BATCH = 35, 16
 script.TIMEOUT = 30.0  # s; a killed process is noticed sooner
 
 
+ON_JAX = keras.backend.backend() == "jax"
+
+if ON_JAX:
+    import jax
+
+    from keras_multigpu.engines.jax.state import state_shards
+
+    LEAST = state_shards, "_LEAST"
+else:
+    from keras_multigpu.engines.tensorflow.weights import divided, homes
+
+    LEAST = homes, "LEAST"
+
+
 def doubled():
     """All in float64, and weights of a few elements are spread too."""
-    jax.config.update("jax_enable_x64", True)
+    if ON_JAX:
+        jax.config.update("jax_enable_x64", True)
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    state_shards._LEAST = 3  # not seeds
+    setattr(*LEAST, 3)  # not seeds
+
+
+def kept(variable):
+    """How many elements of a variable this process's first device has."""
+    if ON_JAX:
+        return variable._value.addressable_shards[0].data.size
+    return divided.parts_of(variable)[0].shape.num_elements()
 
 
 def build():
@@ -97,22 +117,26 @@ def refused(call):
 
 def train_optimizer(folder, number):
     parallel = train_with("optimizer", folder, number)
-    predicted = parallel.template.predict(data()[0][: BATCH + 1], verbose=0)
-    np.save(folder / f"template {number}.npy", predicted)
+    if ON_JAX:  # whose template has whole weights
+        predicted = parallel.template.predict(data()[0][: BATCH + 1], verbose=0)
+        np.save(folder / f"template {number}.npy", predicted)
 
 
 def train_weights(folder, number):
     parallel = train_with("weights", folder, number)
     template, x = parallel.template, data()[0]
-    uses = {
-        "predict": functools.partial(template.predict, x, verbose=0),
-        "get_weights": template.layers[1].get_weights,
-        "call": functools.partial(template, x[:3]),
-    }
+    uses = {"predict": functools.partial(template.predict, x, verbose=0)}
+    if ON_JAX:  # on TensorFlow all processes read together
+        uses["get_weights"] = template.layers[1].get_weights
+        uses["call"] = functools.partial(template, x[:3])
     np.savez(folder / f"uses {number}.npz", **{key: refused(use) for key, use in uses.items()})
     kernel = template.layers[1].kernel
-    kernel.assign(np.zeros(kernel.shape) + number)
-    script.fails(lambda: parallel.fit(*data(), verbose=0))
+
+    def differ():
+        kernel.assign(np.zeros(kernel.shape) + number)
+        parallel.fit(*data(), verbose=0)
+
+    script.fails(differ)
 
 
 def train_with(shard, folder, number):
@@ -128,8 +152,9 @@ def train_with(shard, folder, number):
     found = train(parallel, table, callbacks)
     assert not number or len(callbacks[-1].seen) == len(parallel.weights)
     parts = [*parallel.trainable_variables, *parallel.optimizer.variables[2:]]
-    found["parts"] = np.array([one._value.addressable_shards[0].data.size for one in parts])
+    found["parts"] = np.array(list(map(kept, parts)))
     found["sizes"] = np.array([int(np.prod(one.shape)) for one in parts])
+    found["longest"] = np.array([max(one.shape, default=1) for one in parts])
     parallel.save_weights(folder / "saved.weights.h5")
     parallel.save(folder / "saved.keras")
     loaded = keras.saving.load_model(folder / "saved.keras", {"_squares": _squares})
@@ -138,7 +163,8 @@ def train_with(shard, folder, number):
     parallel.load_weights(folder / "saved.weights.h5")
     found["read"] = np.concatenate([one.ravel() for one in parallel.get_weights()])
     slot = parallel.optimizer.variables[2]
-    found["slot"], found["shown"] = refused(functools.partial(np.asarray, slot)), repr(slot)
+    if ON_JAX:
+        found["slot"], found["shown"] = refused(functools.partial(np.asarray, slot)), repr(slot)
     np.savez(folder / f"found {number}.npz", **found)
     return parallel
 
@@ -169,12 +195,13 @@ def train_changing(folder, number):
     )
     np.savez(folder / f"changed {number}.npz", *found)
     compiled = make_parallel(build(), shard="optimizer")
-    with pytest.raises(ValueError, match="use_ema=True"):
-        compiled.compile(keras.optimizers.Adam(use_ema=True), "mse")
+    if ON_JAX:
+        with pytest.raises(ValueError, match="use_ema=True"):
+            compiled.compile(keras.optimizers.Adam(use_ema=True), "mse")
 
 
 def train_backed_up(folder, number):
-    state_shards._LEAST = 3
+    setattr(*LEAST, 3)
     keras.utils.set_random_seed(7)
     parallel = make_parallel(script.build(dropout=0.0), shard="weights")
     backup = keras.callbacks.BackupAndRestore(folder / "backup")
