@@ -1,6 +1,6 @@
 """Bytes that each of several joined processes sends and receives in a training step (TensorFlow).
 
-python -m benchmarks.joined [--processes 2] [--steps 10] [--wire bfloat16] [--data parts]
+python -m benchmarks.joined [--processes 2] [--steps 10] [--wire bfloat16] [--data parts] [--shard]
 
 The processes run on this machine. What they send is read from the system's counters of their
 sockets, so it includes everything: gradients, outputs, checks, parts of batches, signs of life
@@ -30,10 +30,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--wire", choices=["bfloat16", "float16"], default="")
     parser.add_argument("--data", choices=["same", "parts"], default="same")
+    parser.add_argument("--shard", action="store_true", help='with shard="weights"')
     options = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     count, more = str(options.processes), [str(options.steps), options.data, options.wire]
+    more.append("weights" if options.shard else "")
     started = [
         subprocess.Popen(
             [sys.executable, __file__, address, count, str(number), *more],
@@ -56,7 +58,9 @@ def main() -> None:
         )
 
 
-def work(address: str, count: int, number: int, steps: int, data: str, wire: str) -> None:
+def work(
+    address: str, count: int, number: int, steps: int, data: str, wire: str, shard: str
+) -> None:
     """Trains in one process, and prints what it has sent."""
     import keras
     import numpy as np
@@ -67,7 +71,7 @@ def work(address: str, count: int, number: int, steps: int, data: str, wire: str
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(_UNITS, "relu") for _ in range(_LAYERS)]
     model = keras.Sequential([keras.Input((_UNITS,)), *layers, keras.layers.Dense(1)])
-    parallel = make_parallel(model, wire_dtype=wire or None)
+    parallel = make_parallel(model, wire_dtype=wire or None, shard=shard or None)
     parallel.compile("sgd", "mse")
     rows = _ROWS if data == "same" else _ROWS // count
     x, y = np.ones((steps * rows, _UNITS), "float32"), np.ones((steps * rows, 1), "float32")
@@ -94,7 +98,7 @@ def _count() -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 7 and ":" in sys.argv[1]:
+    if len(sys.argv) == 8 and ":" in sys.argv[1]:
         work(sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:])
     else:
         main()

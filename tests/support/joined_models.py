@@ -294,7 +294,9 @@ def main(folder, counts, number, address, floatx="float64", *chosen):
     for make in CASES:
         if chosen and make.__name__ not in chosen:
             continue
-        together = train(make, devices=names)
+        # Mixed by process: the rows are in their order whatever that of the devices is.
+        is_mixed = make in (mlp, in_shards)
+        together = train(make, devices=[*names[1:], names[0]] if is_mixed else names)
         alone = together if number else train(make, devices=[own])
         assert together.keys() == alone.keys()
         worst = max(difference(together[key], alone[key]) for key in alone)

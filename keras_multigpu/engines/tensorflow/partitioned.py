@@ -49,7 +49,7 @@ class Partition:
         width: how many devices have the parts of the weights, if these are not spread over all.
 
     Attributes:
-        homes: the argument.
+        names, homes: the arguments.
         notices: tell a user of what one device computes.
         rows: those of batches.
         is_one_device: whether it is the one that TensorFlow uses by itself: nothing is changed.
@@ -66,7 +66,7 @@ class Partition:
         splits_rows: bool = True,
         width: int = 1,
     ):
-        self._template, self._names, self._devices = template, list(names), list(devices)
+        self._template, self.names, self._devices = template, list(names), list(devices)
         self._wire_dtype, self.homes, self._splits_rows = wire_dtype, homes, splits_rows
         self._width = width
         self.is_one_device = len(names) == 1 and is_default(names[0])

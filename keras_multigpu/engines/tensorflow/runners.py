@@ -20,7 +20,12 @@ from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import check_alike, in_fresh_thread, unique, value_of
 from keras_multigpu.engines.templates import all_layers, built_in, forget_losses
 from keras_multigpu.engines.tensorflow.acting import acting
-from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
+from keras_multigpu.engines.tensorflow.cluster.processes import (
+    batches_of,
+    by_process,
+    current,
+    peers_of,
+)
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.partitioned import Partition, Partitioned
@@ -65,6 +70,7 @@ class PartitionRunner(Partitioned, DataRunner):
         model_devices: int = 1,
     ):
         self.template, self.models = template, (template,)
+        self._names, devices = devices, by_process(devices)
         self.peers = peers_of(devices)
         self.batches = None if self.peers is None else batches_of(self.peers)
         own = devices if self.peers is None else [devices[k] for k in self.peers.own]
@@ -123,8 +129,11 @@ class PartitionRunner(Partitioned, DataRunner):
     def placement(self) -> dict[str, tuple[int, ...]]:
         if self.partition.homes is None:
             return {}
-        count = len(self._devices) if self.peers is None else len(self.peers.owners)
-        return {one.path: elements_of(one, count) for one in self.template.weights}
+        found, order = {}, by_process(self._names)
+        for one in self.template.weights:
+            kept = dict(zip(order, elements_of(one, len(order))))
+            found[one.path] = tuple(kept[name] for name in self._names)
+        return found
 
     def run(self, call: Call) -> Result:
         if self.peers is not None:

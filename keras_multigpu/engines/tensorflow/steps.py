@@ -264,8 +264,8 @@ class TensorFlowSteps(Steps):
             given = args[0] if is_plain else (args, kwargs)
             data, counts = batches.check(given, name, self._samples)
             call = ((data,), {}) if is_plain else data
-            is_prediction, names = name == "predict_step", self._model.devices
-            together = Together(batches, counts, is_prediction, self._variables, names)
+            takes_own = name == "predict_step"
+            together = Together(batches, counts, takes_own, self._variables, partition.names)
             return partition.step(self._model, step, name, call, together)
 
     def using_weights(self) -> contextlib.AbstractContextManager[None]:

@@ -179,6 +179,11 @@ def current() -> Group | None:
     return PROCESSES.group
 
 
+def by_process(devices: Sequence[str]) -> list[str]:
+    """Devices in the order of the processes that have them: each then has rows in one piece."""
+    return sorted(devices, key=lambda one: names.find(one)[0] if "/" not in one else 0)
+
+
 def peers_of(devices: Sequence[str]) -> Peers | None:
     """What joins a model's replicas on devices of several processes; `None` if all are here."""
     group = current()

@@ -17,7 +17,7 @@ _SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
     ("counts", "floatx", "tolerance", "cases"),
     [
         ("1,2", "float64", 1e-12, joined_models.WHOLE),
-        ("2,2", "float64", 1e-12, joined_models.SHARDED),
+        ("2,1", "float64", 1e-12, joined_models.SHARDED),
         ("2,1,1", "float32", 2e-5, ["mlp", "texts"]),
     ],
 )

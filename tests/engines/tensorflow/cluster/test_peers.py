@@ -9,7 +9,6 @@ from keras_multigpu.engines.tensorflow import runners
 from keras_multigpu.engines.tensorflow.cluster import collectives, peers
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.names import full_name
-from keras_multigpu.engines.values import Request
 
 
 @pytest.fixture(scope="module")
@@ -269,20 +268,40 @@ def test_what_is_not_done_is_refused(pair, monkeypatch):
         runner.run(call)
 
 
-@pytest.mark.parametrize("owners", [[0, 1, 0], [0, 1]])
-def test_with_shard_processes_have_as_many_devices(pair, monkeypatch, owners):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    devices = tuple(f"cpu:{number}" for number in range(4))
-    request = Request("data", model, devices, {"shard": "weights"})
-    monkeypatch.setattr(runners, "peers_of", lambda _: peers.Peers(owners, pair[0].collectives))
-    with pytest.raises(
-        ValueError, match="in parts on its own devices.*shard='weights' and devices"
-    ):
-        runners.PartitionRunner.check(request)
-    with pytest.warns(UserWarning, match="saved with shard='weights', and is loaded without"):
-        assert runners.PartitionRunner.adapt(request).options == {"shard": None}
-    monkeypatch.setattr(
-        runners, "peers_of", lambda _: peers.Peers([0, 0, 1, 1], pair[0].collectives)
-    )
-    runners.PartitionRunner.check(request)
-    assert runners.PartitionRunner.adapt(request) is request
+SHARES = [[3, 2], [1, 4], [0, 1]]  # of an axis, that each of two processes has
+SHAPES = [(5, 3), (2, 5), (1,)]
+AXES = [0, 1, 0]
+
+
+def _split(wholes):
+    return [np.split(one, [a], x) for one, (a, _), x in zip(wholes, SHARES, AXES)]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "uint8", "bool", "complex64"])
+def test_shares_are_gathered(pair, dtype, rng):
+    wholes = [(9 * rng.random(shape)).astype(dtype) for shape in SHAPES]
+    parts = list(zip(*_split(wholes)))
+
+    def gather(one):
+        own = list(map(tf.constant, parts[one.collectives.number]))
+        return one.gather(own, AXES, SHARES, dtype)
+
+    for found in together(pair, gather):
+        for one, whole in zip(found, wholes, strict=True):
+            np.testing.assert_array_equal(one, whole)
+
+
+@pytest.mark.parametrize("wire_dtype", ["float64", "float16"])
+def test_each_gets_its_share_of_sums(pair, wire_dtype, rng):
+    """In fewer bits each addend is rounded, and the sum is not."""
+    given = [[rng.normal(size=shape) for shape in SHAPES] for _ in pair]
+    sent = [[one.astype(wire_dtype).astype("float64") for one in some] for some in given]
+    expected = list(zip(*_split([one + other for one, other in zip(*sent)])))
+
+    def add(one):
+        own = list(map(tf.constant, given[one.collectives.number]))
+        return one.sum_own(own, AXES, SHARES, wire_dtype)
+
+    for found, shares in zip(together(pair, add), expected, strict=True):
+        for one, share in zip(found, shares, strict=True):
+            np.testing.assert_array_equal(one, share)
