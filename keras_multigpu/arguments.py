@@ -143,10 +143,9 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
     return f" Did you mean {alike[0]!r}?" if alike else ""
 
 
-def check_model(model: Any) -> None:
-    """Refuses what is not a Keras model."""
+def check_model(model: Any, hint: str = "") -> None:
+    """Refuses what is not a Keras model; `hint` says how to fix it, if that is known."""
     if not isinstance(model, keras.Model):
-        hint = ""
         if inspect.isclass(model):
             hint = " Create the model first: pass `YourModel()`."
         elif isinstance(model, (str, os.PathLike)):

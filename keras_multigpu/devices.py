@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import positive_integer
-from keras_multigpu.meant import as_number, find_cure, name_of
+from keras_multigpu.meant import as_number, find_cure, is_object, name_of
 
 _HINT = "Give the number of devices, 1 or more; 1 runs the same way on one device."
 
@@ -202,7 +202,7 @@ def warn_of_apart() -> None:
 
 
 def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...]:
-    is_list = isinstance(devices, Sequence) and name_of(devices) is None
+    is_list = isinstance(devices, Sequence) and not is_object(devices)
     names = [name_of(one) for one in devices] if is_list else [None]
     cure = find_cure("devices", devices, choose_devices(None, None))
     if None in names:
@@ -222,7 +222,7 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
             f"`devices` must name devices of this process, or of machines that it is connected to: "
             f"{', '.join(list_devices())}. "
             f"Received: devices={list(devices)!r}, of which {unknown!r} are unknown."
-            f"{_why(unknown) or (cure if all(one.isdecimal() for one in unknown) else '')}"
+            f"{_why(unknown) or (cure if not any(':' in one for one in unknown) else '')}"
         )
     chosen = tuple(device for device in found if device is not None)
     if len(set(chosen)) < len(chosen):

@@ -13,7 +13,7 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, did_you_mean
 from keras_multigpu.devices import choose_devices, warn_of_apart, warn_of_one_cpu
-from keras_multigpu.meant import find_cure
+from keras_multigpu.meant import find_cure, find_place_of_strategy
 from keras_multigpu.modes import (
     OPTIONS,
     DataParallel,
@@ -195,10 +195,9 @@ def _check(
         check_template(model)
     if not isinstance(mode, str) or mode not in MODES:
         asked = str(mode).lower()
-        cure = next((cure for names, cure in _OTHER_NAMES.items() if asked in names), "")
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, MODES))}. Received: mode={mode!r}."
-            + (f" Give {cure}." if cure else did_you_mean(asked, MODES))
+            f"{_by_other_name(asked) or find_place_of_strategy(mode) or did_you_mean(asked, MODES)}"
         )
     known = options_of(mode)
     for name, value in options.items():
@@ -252,7 +251,8 @@ def _made_by(
 
 def check_template(model: Any) -> None:
     """Refuses what is not a Keras model, and what is a parallel one already."""
-    check_model(model)
+    place = "" if isinstance(model, keras.Model) else find_place_of_strategy(model)
+    check_model(model, place and f" The model comes first.{place}")
     if isinstance(model, ParallelModel):
         raise ValueError(
             f"`model` is a parallel model already, on {len(model.devices)} devices. "
@@ -266,15 +266,24 @@ def options_of(mode: str) -> Sequence[str]:
     return OPTIONS[mode]
 
 
+def _by_other_name(asked: str) -> str:
+    """What a mode is here that others call otherwise; `""` if that can't be told."""
+    return next((f" Give {cure}." for names, cure in _OTHER_NAMES.items() if asked in names), "")
+
+
 def _find_cure(name: str, value: Any, known: Sequence[str]) -> str:
     """What was meant by an option that a mode doesn't have, as far as its name tells."""
     if owner := mode_with(name):
         return f" It is an option of mode={owner!r}."
+    if place := find_place_of_strategy(value):
+        return place
     is_number = ("gpu" in name.lower() or "device" in name.lower()) and "model" not in name.lower()
     if is_number:
         return find_cure(name, value, choose_devices(None, None)) or " Did you mean `n_gpus`?"
     if isinstance(value, str) and value in MODES:
         return f" Write `mode={value!r}`."
+    if name == "strategy" and (cure := _by_other_name(str(value).lower())):
+        return cure
     if name in _OF_KERAS:
         return f" Give it to `{_OF_KERAS[name]}`."
     alike = difflib.get_close_matches(name, known, 1, 0.7)

@@ -69,6 +69,10 @@ class Engine(abc.ABC):
     def name_of(self, device: Any) -> str | None:
         """The name of one of the backend's own device objects; `None` for anything else."""
 
+    def parts_of(self, thing: Any) -> tuple[str, ...]:
+        """The names of the devices that another of the backend's own objects stands for."""
+        return ()
+
     @property
     @abc.abstractmethod
     def no_gpu_support(self) -> str:

@@ -154,6 +154,7 @@ def test_options_that_are_nearly_right():
         ("data", {"dtype": "bfloat16"}, "Received: dtype='bfloat16'."),
         ("data", {"gpus": "all"}, "Leave `gpus` out to use all."),
         ("data", {"strategy": "tower"}, "Write `mode='tower'`."),
+        ("tower", {"strategy": "mirrored"}, "Give `mode='data'`."),
         ("data", {"batch_size": 32}, "Give it to `fit`."),
         ("data", {"optimizer": "adam"}, "Give it to `compile`."),
     ]:
@@ -245,7 +246,8 @@ def test_what_only_towers_have():
         ),
         (2, TypeError, "devices=2. Write `n_gpus=2`"),
         ("all", TypeError, "Leave `devices` out to use all"),
-        ("cpu", TypeError, "devices='cpu'.$"),
+        ("cpu", TypeError, r"Write `devices=\['cpu:0', 'cpu:1', 'cpu:2', 'cpu:3'\]`.$"),
+        (["/CPU"], ValueError, r"unknown. Write `devices=\['cpu:0', 'cpu:1', 'cpu:2', 'cpu:3'"),
         ([0, 7], TypeError, r"devices=\[0, 7\].$"),
         (["cpu:0", None], TypeError, r"devices=\['cpu:0', None\].$"),
         (["cpu:9"], ValueError, r"cpu:0, cpu:1, cpu:2, cpu:3. Received.*\['cpu:9'\] are unknown"),
@@ -321,6 +323,69 @@ def _objects():
     import tensorflow as tf
 
     return tf.config.list_logical_devices("CPU")
+
+
+def _distributions():
+    """Keras's objects, and what says the same here."""
+    distribution = keras.distribution
+    yield distribution.DataParallel(devices=["cpu:0", "cpu:2"]), ("cpu:0", "cpu:2"), 1
+    for shape, width in (((1, 2), 2), ((2, 2), 2), ((2, 1), 1)):
+        names = list_devices()[: shape[0] * shape[1]]
+        mesh = distribution.DeviceMesh(shape, ["rows", "model"], names)
+        yield mesh, names, 1
+        layout = distribution.LayoutMap(mesh)
+        yield distribution.ModelParallel(layout_map=layout, batch_dim_name="rows"), names, width
+
+
+@pytest.mark.parametrize("place", ["strategy", "distribution", "mode", "n_gpus", "devices"])
+def test_what_stands_in_place_of_a_distribution(place):
+    for given, names, width in _distributions():
+        with pytest.raises((TypeError, ValueError)) as error:
+            make_parallel(_model(), **{place: given})
+        cure = re.search("Write `(.*)`.$", str(error.value))[1]
+        wide = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+        parallel = eval(f"make_parallel(wide, {cure})", {"wide": wide, **globals()})
+        assert parallel.devices == names
+        assert (parallel.mode == "model" or parallel.model_devices > 1) == (width > 1)
+
+
+def test_what_stands_in_place_of_a_strategy_of_tensorflows():
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("TensorFlow's objects")
+    import tensorflow as tf
+
+    cure = r"Write `devices=\['cpu:0', 'cpu:2'\]`.$"
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:2"])
+    for options in ({"strategy": strategy}, {"mode": strategy}, {"devices": strategy}):
+        with pytest.raises((TypeError, ValueError), match=cure):
+            make_parallel(_model(), **options)
+    with pytest.raises(
+        ValueError, match=f"instance of `keras.Model`.*The model comes first. {cure}"
+    ):
+        make_parallel(strategy, _model())
+    for options in (
+        {"strategy": tf.distribute.get_strategy()},
+        {"n_gpus": tf.distribute.get_strategy()},
+    ):
+        with pytest.raises(
+            (TypeError, ValueError), match="Leave it out: a parallel model needs no"
+        ):
+            make_parallel(_model(), **options)
+
+
+def test_what_stands_for_several_devices():
+    """A device that was divided, and a kind without a number."""
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("TensorFlow's objects")
+    import tensorflow as tf
+
+    whole, cpus = tf.config.list_physical_devices("CPU")[0], list(list_devices())
+    for one in (whole, tf.DeviceSpec(device_type="CPU")):
+        for given in (one, [one], [one, "cpu:1"]):
+            for name in ("devices", "n_gpus"):
+                with pytest.raises((TypeError, ValueError)) as error:
+                    make_parallel(_model(), **{name: given})
+                assert str(error.value).endswith(f" Write `devices={cpus}`.")
 
 
 def test_devices_by_the_backends_own_objects():

@@ -67,6 +67,20 @@ class TensorFlowEngine(Engine):
             return local_name(device.to_string())
         return local_name(device.name) if isinstance(device, tf.config.LogicalDevice) else None
 
+    def parts_of(self, thing: Any) -> tuple[str, ...]:
+        if isinstance(thing, tf.config.PhysicalDevice):
+            return names.parts_of(thing)
+        if isinstance(thing, tf.DeviceSpec):
+            kind = (thing.device_type or "").lower()
+            is_whole = kind in ("cpu", "gpu") and thing.device_index is None
+            return self.list_devices(kind) if is_whole else ()
+        if not isinstance(thing, tf.distribute.Strategy):
+            return ()
+        if not tf.distribute.has_strategy() and thing is tf.distribute.get_strategy():
+            return ()  # the one that stands for none
+        found = [self.find_device(name) for name in getattr(thing.extended, "worker_devices", ())]
+        return tuple(filter(None, found)) if None not in found else ()
+
     @property
     def no_gpu_support(self) -> str:
         if tf.test.is_built_with_gpu_support():

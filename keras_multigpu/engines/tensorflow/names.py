@@ -114,12 +114,20 @@ def count_own(kind: str) -> int:
 
 def name_of(physical: tf.config.PhysicalDevice) -> str | None:
     """The short name of a physical device; `None` if it is hidden, or divided into several."""
+    parts = parts_of(physical)
+    return parts[0] if len(parts) == 1 else None
+
+
+def parts_of(physical: tf.config.PhysicalDevice) -> tuple[str, ...]:
+    """The short names of a physical device's logical ones; none if it is hidden."""
     kind = physical.device_type
     visible = tf.config.get_visible_devices(kind)
     parts = [len(tf.config.get_logical_device_configuration(one) or (None,)) for one in visible]
-    if physical not in visible or parts[visible.index(physical)] > 1:
-        return None
-    return f"{kind.lower()}:{sum(parts[: visible.index(physical)])}"
+    if physical not in visible:
+        return ()
+    place = visible.index(physical)
+    first = sum(parts[:place])
+    return tuple(f"{kind.lower()}:{first + number}" for number in range(parts[place]))
 
 
 def is_default(device: str) -> bool:
