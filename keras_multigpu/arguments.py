@@ -36,6 +36,13 @@ def _is_array(value: Any) -> bool:
 _LINE = 200  # characters
 
 
+def number_of(number: int, noun: str) -> str:
+    """A number of things in words: "1 device", "2 processes"."""
+    return (
+        f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' * noun.endswith('s') or 's'}"
+    )
+
+
 def as_integer(value: Any) -> int | None:
     """The Python integer that a value stands for; `None` if it is no integer."""
     try:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import number_of
 from keras_multigpu.devices import find_only_gpu, take_several
 from keras_multigpu.reports import ScalingReport, scaling
 
@@ -92,7 +93,7 @@ def run_bench(
     built.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
     data = _OneBatch((x, rng.integers(benchmark.classes, size=rows)), steps)
     report = scaling(built, data, counts, repeats=repeats)
-    report.title = f"{model}, {rows} rows of shape {benchmark.shape} in a batch"
+    report.title = f"{model}, {number_of(rows, 'row')} of shape {benchmark.shape} in a batch"
     report.settings |= {"model": model, "batch size": rows, "steps of an epoch": steps}
     print(f"\n{report.to_markdown()}\n")
     if len(chosen) == 1 and find_only_gpu() in chosen:

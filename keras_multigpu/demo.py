@@ -9,6 +9,7 @@ import time
 import keras
 import numpy as np
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.devices import take_several
 from keras_multigpu.extras import how_to_install
 from keras_multigpu.parallel import make_parallel
@@ -44,7 +45,7 @@ def run_demo(n_gpus: int | None = None, epochs: int = 5) -> None:
     print(f"\nOn one device, {devices[0]}:")
     rows = max(_BATCH_SIZE // n_gpus, 2) * n_gpus  # which the devices share, on each backend
     one = _train(make_parallel(plain, devices=devices[:1]), images, labels, rows, epochs)
-    print(f"\nOn {_several(n_gpus)}, the same model:")
+    print(f"\nOn {number_of(n_gpus, 'device')}, the same model:")
     several = _train(parallel, images, labels, rows, epochs)
     pairs = zip(plain.get_weights(), parallel.get_weights())
     difference = max(float(np.abs(first - second).max()) for first, second in pairs)
@@ -55,10 +56,6 @@ def run_demo(n_gpus: int | None = None, epochs: int = 5) -> None:
         print(f"{count:>7}  {seconds:>6.1f}s  {loss:>8.5f}  {accuracy:>8.4f}  {gap:.1e}")
     if parallel.devices[0].startswith("cpu"):
         print("\nVirtual devices share one processor: their times say nothing about GPUs.")
-
-
-def _several(devices: int) -> str:
-    return f"{devices} device{'' if devices == 1 else 's'}"
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -118,6 +115,7 @@ def _check_file(parallel: keras.Model, images: np.ndarray) -> None:
     if not np.allclose(there, here, atol=1e-4):
         raise RuntimeError(f"The predictions differ by up to {np.abs(there - here).max()}.")
     print(
-        f"\nSaved the weights from {_several(len(parallel.devices))} ({size:,} bytes) and loaded "
-        f"them into the plain model: its predictions differ by {np.abs(there - here).max():.1e}."
+        f"\nSaved the weights from {number_of(len(parallel.devices), 'device')} ({size:,} bytes) "
+        "and loaded them into the plain model: its predictions differ by "
+        f"{np.abs(there - here).max():.1e}."
     )

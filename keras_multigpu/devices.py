@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import number_of, positive_integer
 from keras_multigpu.meant import as_number, find_cure, is_object, name_of
 
 _HINT = "Give the number of devices, 1 or more; 1 runs the same way on one device."
@@ -65,7 +65,7 @@ def use_virtual_devices(n: int) -> None:
         there = len(engines.current().list_devices("cpu"))
         raise RuntimeError(
             f"`use_virtual_devices(n)` must come before the backend starts, and it has started "
-            f"with {there} CPU device{'s' if there > 1 else ''}. Received: n={n}. Restart the "
+            f"with {number_of(there, 'CPU device')}. Received: n={n}. Restart the "
             "process (or the notebook's kernel) and call it right after the imports, before "
             "the first tensor or model."
         ) from error
@@ -232,7 +232,7 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
     if n_gpus is not None and n_gpus != len(chosen):
         raise ValueError(
             "`n_gpus` and `devices` must agree where both are given; one of them is enough. "
-            f"Received: n_gpus={n_gpus} and {len(chosen)} devices, {list(devices)!r}."
+            f"Received: n_gpus={n_gpus} and {number_of(len(chosen), 'device')}, {list(devices)!r}."
         )
     return chosen
 
@@ -260,7 +260,7 @@ def _too_many(n_gpus: int, gpus: int, cpus: int) -> str:
         hint = f"Possible reasons: {'; '.join(explain_no_gpus())}. "
     return (
         f"`n_gpus` must not exceed the number of devices. Received: n_gpus={n_gpus}, and this "
-        f"host has {gpus} GPU{'' if gpus == 1 else 's'}. {hint}To try it on virtual devices, "
+        f"host has {number_of(gpus, 'GPU')}. {hint}To try it on virtual devices, "
         f"call `keras_multigpu.use_virtual_devices({n_gpus})` at the start of the process (or "
         "kernel), before the first tensor or model."
     )

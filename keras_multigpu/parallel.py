@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, overload
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_model, did_you_mean
+from keras_multigpu.arguments import check_model, did_you_mean, number_of
 from keras_multigpu.devices import choose_devices, warn_of_apart, warn_of_one_cpu
 from keras_multigpu.meant import find_cure, find_place_of_strategy
 from keras_multigpu.modes import (
@@ -255,7 +255,7 @@ def check_template(model: Any) -> None:
     check_model(model, place and f" The model comes first.{place}")
     if isinstance(model, ParallelModel):
         raise ValueError(
-            f"`model` is a parallel model already, on {len(model.devices)} devices. "
+            f"`model` is a parallel model already, on {number_of(len(model.devices), 'device')}. "
             f"Received: model={model!r}. Pass its template, `model.template`: an ordinary "
             "model, which is compiled apart."
         )

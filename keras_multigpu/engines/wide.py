@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 
 import keras
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.engines.templates import is_built
 from keras_multigpu.engines.values import Request
 from keras_multigpu.graphs.costs import flops
@@ -129,8 +130,9 @@ def check_mesh(request: Request, is_joined: bool) -> None:
     if count % width:
         raise ValueError(
             "`model_devices` must divide the number of devices: each group of so many computes a "
-            f"slice of the batch. Received: model_devices={width} and {count} devices. Take "
-            f"{count - count % width or width} devices, or another `model_devices`."
+            f"slice of the batch. Received: model_devices={width} and "
+            f"{number_of(count, 'device')}. Take {count - count % width or width} devices, or "
+            "another `model_devices`."
         )
     if request.options.get("shard") is not None:
         raise ValueError(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from keras_multigpu.arguments import as_integer, did_you_mean
+from keras_multigpu.arguments import as_integer, did_you_mean, number_of
 from keras_multigpu.graphs import costs
 from keras_multigpu.graphs.graph import Graph, LayerCall
 
@@ -42,7 +42,8 @@ def check_placement(placement: object, count: int) -> None:
             if isinstance(number, str):
                 cure = "Use the device's number: its place in `devices`."
             raise ValueError(
-                f"{expected} Received: {name!r}: {number!r}, with {count} devices. {cure}"
+                f"{expected} Received: {name!r}: {number!r}, with {number_of(count, 'device')}. "
+                f"{cure}"
             )
         try:
             re.compile(name)

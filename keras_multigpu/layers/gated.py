@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.arguments import finite_number, positive_integer
+from keras_multigpu.arguments import finite_number, number_of, positive_integer
 from keras_multigpu.layers.outputs import (
     Mix,
     count_replicas,
@@ -174,8 +174,8 @@ def _weigh_rows(parts: list[Any], weights: Any) -> Any:
     if not fit(shape[:1], tuple(weights.shape[:1])):
         raise ValueError(
             "Every output must have the rows of the features along its first axis. Received: an "
-            f"output of shape {shape} and features of {weights.shape[0]} rows. Give the features "
-            "of the same batch, and one output per row."
+            f"output of shape {shape} and features of {number_of(weights.shape[0], 'row')}. Give "
+            "the features of the same batch, and one output per row."
         )
     column = (-1, *(1 for _ in shape[1:]))
     columns = [keras.ops.reshape(weights[:, index], column) for index in range(len(parts))]

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.arguments import check_flag, finite_number
+from keras_multigpu.arguments import check_flag, finite_number, number_of
 from keras_multigpu.layers.outputs import Mix, average, fit, mix_leaves
 
 LEAST_VARIANCE = 1e-6
@@ -109,9 +109,9 @@ class GaussianMix(Mix):
         self._is_told = True
         warnings.warn(
             "A `GaussianMix` takes other than two columns as means, and gives each replica the "
-            f"variance 1, which nothing learns. Received: outputs of {columns} columns. If the "
-            "second half are raw variances, pass `mix=GaussianMix(own_variance=True)`; if all are "
-            "means, `own_variance=False`.",
+            "variance 1, which nothing learns. Received: outputs of "
+            f"{number_of(columns, 'column')}. If the second half are raw variances, pass "
+            "`mix=GaussianMix(own_variance=True)`; if all are means, `own_variance=False`.",
             stacklevel=2,
         )
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.layers.gated import GatedMix
 from keras_multigpu.layers.gaussian import GaussianMix
 from keras_multigpu.layers.outputs import (
@@ -122,8 +123,9 @@ class WeightedMix(Mix):
         built_for = self.logits.shape[0]
         if count_replicas(outputs) != built_for:
             raise ValueError(
-                f"This `WeightedMix` has weights for the outputs of {built_for} replicas. "
-                f"Received: outputs of {len(outputs)} replicas. Create a new layer for them."
+                "This `WeightedMix` has weights for the outputs of "
+                f"{number_of(built_for, 'replica')}. Received: outputs of "
+                f"{number_of(len(outputs), 'replica')}. Create a new layer for them."
             )
         weights = softmax(self.logits)
         shares = [weights[index] for index in range(built_for)]

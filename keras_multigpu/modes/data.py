@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_choice, positive_integer
+from keras_multigpu.arguments import check_choice, number_of, positive_integer
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.base import ParallelModel
 from keras_multigpu.modes.parts import Parts
@@ -120,7 +120,7 @@ class DataParallel(ParallelModel):
     def _parallel_describe(self) -> str:
         width = self._parallel_options["model_devices"]
         count = len(self.devices) // width
-        text = f"{super()._parallel_describe()}: {count} replica{'s' if count > 1 else ''}"
+        text = f"{super()._parallel_describe()}: {number_of(count, 'replica')}"
         text = text if width == 1 else f"{text}, each on {width} devices"
         shard = self._parallel_options["shard"]
         return f"{text}, shard={shard!r}" if shard else text

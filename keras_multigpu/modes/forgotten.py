@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.engines.functions import calls, named_in
 from keras_multigpu.modes.one_model import OneModel
 
@@ -175,8 +176,9 @@ def warn_of_cloning(parallel: Any) -> None:
         warnings.warn(
             "`keras.models.clone_model` copies the template of a parallel model: the clone is a "
             f"plain model, and runs on one device. Received: {parallel.name!r}, in mode "
-            f"{parallel.mode!r} on {len(parallel.devices)} devices. Make the clone parallel: "
-            "`make_parallel(clone)`. If you want a plain model, clone `parallel.template`.",
+            f"{parallel.mode!r} on {number_of(len(parallel.devices), 'device')}. Make the clone "
+            "parallel: `make_parallel(clone)`. If you want a plain model, clone "
+            "`parallel.template`.",
             stacklevel=level,
         )
 

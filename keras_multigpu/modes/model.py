@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import number_of
 from keras_multigpu.modes.base import ParallelModel
 
 
@@ -57,8 +58,8 @@ class ModelParallel(ParallelModel):
         elif 0 < used < count and placement is None:
             warnings.warn(
                 f"{count - used} of {count} devices get no layer in mode 'model'. Received: "
-                f"{self.template.name!r}, whose layers make {used} "
-                f"stage{'' if used == 1 else 's'}. Give `n_gpus={used}`, or `mode='data'`; or, "
+                f"{self.template.name!r}, whose layers make "
+                f"{number_of(used, 'stage')}. Give `n_gpus={used}`, or `mode='data'`; or, "
                 "if it has large `Dense`, `EinsumDense`, `Embedding` or attention layers, "
                 "`placement='spread'`, which divides them.",
                 stacklevel=6,

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_choice
+from keras_multigpu.arguments import check_choice, number_of
 from keras_multigpu.layers.outputs import are_alike
 from keras_multigpu.modes.disagreement import UnmixedModel
 from keras_multigpu.modes.mixed import call_mix
@@ -81,8 +81,8 @@ class OwnLosses(UnmixedModel):
         if count:
             raise ValueError(
                 "With `loss_of='replicas'` every replica is trained by its own loss, which needs a "
-                f"mix without weights. Received: mix={self._parallel_mix!r} with {count} weights. "
-                f"{_CURE}"
+                f"mix without weights. Received: mix={self._parallel_mix!r} with "
+                f"{number_of(count, 'weight')}. {_CURE}"
             )
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import as_integer, check_choice, positive_integer
+from keras_multigpu.arguments import as_integer, check_choice, number_of, positive_integer
 from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
@@ -101,7 +101,7 @@ class TowerParallel(Members):
 
     def _parallel_describe(self) -> str:
         options = self._parallel_options
-        replicas = f"{options['num_replicas']} {options['replicas']} replicas"
+        replicas = number_of(options["num_replicas"], f"{options['replicas']} replica")
         mix = self._parallel_mix
         mix = getattr(mix, "function", type(mix)).__name__  # a `Lambda` has one
         return f"{super()._parallel_describe()}: {replicas}, mixed by {mix}"

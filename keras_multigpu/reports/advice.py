@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import device_counts
+from keras_multigpu.arguments import device_counts, number_of
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports.advice_report import Advice
 from keras_multigpu.reports.interconnect import Link
@@ -151,7 +151,7 @@ def _count_traffic(
     if wrong:
         raise ValueError(
             "`counted` must be reports that `transfers` returned for training steps of "
-            f"{model.name!r} on batches of batch_size={batch_size} rows. Received: "
+            f"{model.name!r} on batches of batch_size={batch_size}. Received: "
             f"{', '.join(wrong)}. Give `[transfers(parallel, batch), ...]` of a compiled parallel "
             "model."
         )
@@ -161,7 +161,9 @@ def _count_traffic(
         sent = [each for each in moved if each.source in one.devices]
         busiest = find_busiest(sent, duplex=engines.current().partitions)
         found[one.mode, len(one.devices)] = busiest
-    others = [f"mode {mode!r} on {count} devices" for mode, count in {*found} - {*asked}]
+    others = [
+        f"mode {mode!r} on {number_of(count, 'device')}" for mode, count in {*found} - {*asked}
+    ]
     if others:
         raise ValueError(
             "`counted` must be reports for modes and numbers of devices that are asked about. "
@@ -176,7 +178,7 @@ def _is_of_others(one: Any, model: keras.Model, batch_size: int) -> str:
     if not isinstance(one, TransfersReport):
         return f"a {type(one).__name__}"
     if one.batch_size != batch_size:
-        return f"one of batches of {one.batch_size} rows"
+        return f"one of batches of {number_of(one.batch_size or 0, 'row')}"
     name = one.settings.get("model", model.name)
     if name != model.name:
         return f"one of the model {name!r}"

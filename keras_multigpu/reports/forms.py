@@ -19,6 +19,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import number_of
 from keras_multigpu.extras import how_to_install
 from keras_multigpu.version import __version__
 
@@ -47,7 +48,7 @@ def _show(value: float, unit: str) -> str:
 
 def tell_unknown(count: int, meaning: str) -> list[str]:
     """A note on tensors without a size, if there are any."""
-    note = f"The size of {count} tensors is known only when the step runs: {meaning}"
+    note = f"The size of {number_of(count, 'tensor')} is known only when the step runs: {meaning}"
     return [note] if count else []
 
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import number_of
 from keras_multigpu.graphs.graph import is_graph, read_graph
 
 Batch = tuple[Any, Any, Any]
@@ -139,9 +140,9 @@ def check_given(model: keras.Model, inputs: Any, targets: Any, batch_size: int) 
         is_short = not shapes or any(not shape or shape[0] < batch_size for shape in shapes)
         if arrays is not None and is_short:
             raise ValueError(
-                f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a "
-                f"whole batch. Received: {name} of the shapes {shapes}. Give {batch_size} rows or "
-                "more."
+                f"`{name}` must have at least batch_size={number_of(batch_size, 'row')}, to time a "
+                f"step on a whole batch. Received: {name} of the shapes {shapes}. Give "
+                f"{number_of(batch_size, 'row')} or more."
             )
     if targets is not None and not model.compiled:
         raise ValueError(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.reports.prediction import Load, Traffic
 from keras_multigpu.reports.workload import Shard, Sizes, Workload
 
@@ -19,8 +20,8 @@ def find_load(mode: str, work: Workload, devices: int) -> Load:
     if mode != "data" and work.hosts(devices) > 1:
         raise ValueError(
             f"Only mode 'data' is predicted for several hosts. Received: mode={mode!r} on "
-            f"{devices} devices, {work.per_host} in each host. Ask for {work.per_host} devices "
-            "at most, or leave `devices_per_host` out."
+            f"{devices} devices, {work.per_host} in each host. Ask for "
+            f"{number_of(work.per_host or 1, 'device')} at most, or leave `devices_per_host` out."
         )
     if devices == 1:
         return _load(work, work.batch_size, work.batch_size)
@@ -134,9 +135,9 @@ def check_modes(
             )
     if "data" in modes and max(counts) > batch_size:
         raise ValueError(
-            f"In mode 'data' `n_gpus` must not exceed the batch_size={batch_size} rows of a batch: "
-            f"further devices would get no rows. Received: n_gpus={tuple(counts)!r}. Give fewer "
-            "devices, or a larger batch."
+            "In mode 'data' `n_gpus` must not exceed the "
+            f"batch_size={number_of(batch_size, 'row')} of a batch: further devices would get no "
+            f"rows. Received: n_gpus={tuple(counts)!r}. Give fewer devices, or a larger batch."
         )
     if placement is not None and not isinstance(placement, Mapping):
         raise ValueError(

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.reports.forms import draw_bars, show_bytes, show_seconds
 from keras_multigpu.reports.prediction import Prediction
 from keras_multigpu.reports.report import Column, Report
@@ -136,7 +137,7 @@ class PlanReport(Report):
 
         self.choices, self.limit = sorted(choices, key=order), limit
         rows = [[find(one) for find in _TABLE.values()] for one in self.choices]
-        title = f"Plan for {devices} device{'' if devices == 1 else 's'}"
+        title = f"Plan for {number_of(devices, 'device')}"
         super().__init__(title, list(_TABLE), rows, [self._conclude(), *notes], **options)
 
     @property
@@ -225,8 +226,8 @@ def _doubt_division(choices: Sequence[Choice]) -> str:
     for one in choices:
         if one.rows % one.devices and one.prediction.is_undivided:
             return (
-                f" The {one.devices} devices don't divide the {one.rows} rows, so that each "
-                f"computes all of them: give a multiple of {one.devices}."
+                f" The {one.devices} devices don't divide the {number_of(one.rows, 'row')}, so "
+                f"that each computes all of them: give a multiple of {one.devices}."
             )
     return ""
 

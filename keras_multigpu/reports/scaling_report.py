@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.arguments import device_counts, quantity
+from keras_multigpu.arguments import device_counts, number_of, quantity
 from keras_multigpu.reports.forms import spread_devices
 from keras_multigpu.reports.report import Column, Report
 
@@ -226,7 +226,7 @@ class ScalingReport(Report):
             notes = [f"More devices are no faster than {base.devices}: {notes[0]}"]
         overhead = (base.epoch_seconds or 0) * base.epochs / base.median
         if overhead > _MUCH and all(run.step_times for run in self.runs):
-            devices = f"{base.devices} device{'' if base.devices == 1 else 's'}"
+            devices = number_of(base.devices, "device")
             notes.append(
                 f"The speed-ups compare steps. Epochs are short: on {devices}, {overhead:.0%} of a "
                 "run is overhead of epochs, not steps."

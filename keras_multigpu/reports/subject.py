@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import finite_number, positive_integer, quantity
+from keras_multigpu.arguments import finite_number, number_of, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.engines.wide import busiest_share
 from keras_multigpu.modes import ParallelModel
@@ -220,19 +220,23 @@ class Subject:
         if self.measured:
             source, timed = "measured here", max(count for _, count, _ in self.measured.times)
             source += f" (with the speed {self.speed:g})" if self.speed != 1 else ""
-        number, hosts = f"{self.processors or 0:.3g}", f"{self.devices_per_host} devices each"
+        number, hosts = (
+            f"{self.processors or 0:.3g}",
+            number_of(self.devices_per_host or 0, "device"),
+        )
         found = {
             "model": self.model.name,
-            "weights": f"{forms.show_bytes(self.sizes.weights)} in {self.sizes.tensors} variables",
+            "weights": f"{forms.show_bytes(self.sizes.weights)} in "
+            f"{number_of(self.sizes.tensors, 'variable')}",
             "batch size": self.batch_size,
             f"step on one device, {source}": f"{forms.show_seconds(self.step.fixed_s)} + "
-            f"{self.batch_size} rows x {1e6 * self.step.row_s:.4g} us",
+            f"{number_of(self.batch_size, 'row')} x {1e6 * self.step.row_s:.4g} us",
             "link": max(self.n_gpus) > 1 and str(self._used_link),
             "speed": self.speed != 1 and f"{self.speed:g} times that of the device here",
             "processors": self.processors is not None
             and f"they keep {number} device{'' if number == '1' else 's'} busy",
             "overlap": self.overlap and f"{self.overlap:.0%} of the copies hidden",
-            "hosts": self.host_link and f"{hosts}, linked by {self.host_link}",
+            "hosts": self.host_link and f"{hosts} each, linked by {self.host_link}",
             **forms.describe_environment(choose_devices(None, None)[:timed]),
         }
         return {name: value for name, value in found.items() if value}

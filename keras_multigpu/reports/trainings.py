@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_model, device_counts, positive_integer, short
+from keras_multigpu.arguments import check_model, device_counts, number_of, positive_integer, short
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import MODES, Mode, make_parallel, options_of
 from keras_multigpu.reports import inputs
@@ -136,7 +136,7 @@ def scaling(
         "batch size": rows or "the data's own",
         "epochs": epochs,
         "steps of an epoch": steps or "all",
-        "warm-up": f"{warm_up} epoch{'' if warm_up == 1 else 's'}",
+        "warm-up": number_of(warm_up, "epoch"),
         "repeats": f"{repeats}, in turn",
         **({"scaling": "weak, the batch size is per device"} if weak else {}),
         **describe_environment(used),
@@ -144,7 +144,10 @@ def scaling(
     notes = [*([VIRTUAL] if are_virtual(used) else []), *_doubt(runs, steps, epochs)]
     if batch_size and batches != sizes:
         asked = ", ".join(str(size) for size in dict.fromkeys(sizes))
-        notes.append(f"The data have {there} rows, so that no batch has more. Asked for: {asked}.")
+        notes.append(
+            f"The data have {number_of(there, 'row')}, so that no batch has more. Asked for: "
+            f"{asked}."
+        )
     if mode == "data":
         size = None if rows else inputs.rows_of_first_batch(data)
         notes += _find_undivided(runs, used, options.get("model_devices", 1), size)
@@ -259,7 +262,8 @@ def _find_undivided(
         rows, width = run.batch_size or size or 0, min(together, run.devices)
         slices = run.devices // width
         if rows and not divides(devices[: run.devices], rows, width):
-            why = f"{run.devices} devices don't divide batches of {rows} rows, so that each"
+            batches = f"batches of {number_of(rows, 'row')}"
+            why = f"{run.devices} devices don't divide {batches}, so that each"
             if not rows % slices:
                 why = f"On processors each device of {run.devices}, with one row of {rows},"
             notes.append(
@@ -268,7 +272,8 @@ def _find_undivided(
             )
         elif 0 < rows < slices:
             notes.append(
-                f"Batches of {rows} rows leave {slices - rows} of {slices} devices without work."
+                f"Batches of {number_of(rows, 'row')} leave {slices - rows} of {slices} devices "
+                "without work."
             )
     return notes
 
@@ -279,8 +284,9 @@ def _doubt(runs: Sequence[Run], steps: int | None, epochs: int) -> list[str]:
     if steps is not None and any(run.steps != steps * epochs for run in runs):
         made = " or ".join(map(str, sorted({run.steps or 0 for run in runs})))
         notes.append(
-            f"The data ended early: you asked for steps={steps} in each of {epochs} epochs, and "
-            f"the runs had {made} batches. The times are of these batches."
+            f"The data ended early: you asked for steps={steps} in each of "
+            f"{number_of(epochs, 'epoch')}, and the runs had {made} batches. The times are of "
+            "these batches."
         )
     if not all(run.step_times for run in runs):
         notes.append(

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_choice, short
+from keras_multigpu.arguments import check_choice, number_of, short
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.forms import describe_environment, show_bytes, tell_unknown
@@ -87,8 +87,8 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
     elif not is_shared and together == 1:
         least = sum(_by_kind(one for one in found[True] if one.kind in _NEEDED).values())
         notes = [
-            f"{count} devices don't divide {rows} rows: each computes the whole batch, so nothing "
-            "has to cross, and no time is saved. Give a batch of "
+            f"{count} devices don't divide {number_of(rows, 'row')}: each computes the whole "
+            "batch, so nothing has to cross, and no time is saved. Give a batch of "
             f"{count * max(rows // count + 1, 2)} rows, for example."
         ]
     elif parallel.mode == "data" and rows == 1 < count and not any(found.values()):

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import finite_number, non_negative_integer, quantity
+from keras_multigpu.arguments import finite_number, non_negative_integer, number_of, quantity
 from keras_multigpu.graphs import costs
 from keras_multigpu.graphs.costs import row_bytes, variables_bytes
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph
@@ -53,8 +53,9 @@ class StepTime:
         others = [rows for rows in given if rows != batch_size]
         if batch_size not in given or len(others) != 1 or not 0 < others[0] < batch_size:
             raise ValueError(
-                f"`step_seconds` must have the time of a step on batch_size={batch_size} rows and "
-                f"on one smaller batch. Received: step_seconds={given!r}. Give "
+                "`step_seconds` must have the time of a step on "
+                f"batch_size={number_of(batch_size, 'row')} and on one smaller batch. Received: "
+                f"step_seconds={given!r}. Give "
                 f"{{{batch_size}: ..., {max(batch_size // 2, 1)}: ...}}, or one time."
             )
         seconds = {rows: quantity("step_seconds", one) for rows, one in given.items()}

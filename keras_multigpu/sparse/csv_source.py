@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.sparse.lines import (
     Piece,
     count_lines,
@@ -109,8 +110,9 @@ class CsvSource(Source):
     def _malformed(self, data: bytes, piece: Piece, row: Any) -> BadDataError:
         line, text = self._find_row(data, piece, row.number - 1)
         return BadDataError(
-            f"{self.path}, line {line}: a row must have {row.expected_columns} fields, as the "
-            f"header has. Received: {row.actual_columns} fields, {text[:60]!r}. Fix the file, or "
+            f"{self.path}, line {line}: a row must have "
+            f"{number_of(row.expected_columns, 'field')}, as the header has. Received: "
+            f"{number_of(row.actual_columns, 'field')}, {text[:60]!r}. Fix the file, or "
             'leave such rows out: errors="skip".'
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import non_negative_integer, positive_integer
+from keras_multigpu.arguments import non_negative_integer, number_of, positive_integer
 from keras_multigpu.progress import ReadingBar
 from keras_multigpu.sparse.encoder import HashEncoder, copy_encoder
 from keras_multigpu.sparse.epochs import EpochDataset
@@ -132,8 +132,8 @@ class HashedDataset(EpochDataset):
         if not self._order.rows:
             raise ValueError(
                 "The files must have at least one good row for each process. Received: "
-                f"{len(sources)} files with {self.left_out} good rows for {processes} "
-                f"processes, skipped: {dict(self.skipped) or 'none'}."
+                f"{number_of(len(sources), 'file')} with {number_of(self.left_out, 'good row')} "
+                f"for {number_of(processes, 'process')}, skipped: {dict(self.skipped) or 'none'}."
             )
         self._scanned = Scanned(sources, chunks, self.encoder)
         self._latest: tuple[int | None, int] = (None, -1)

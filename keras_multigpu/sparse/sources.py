@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.sparse.tables import compare_names, list_names
 
 _TOO_LARGE = 2**53
@@ -112,7 +113,9 @@ class Source(abc.ABC):
             block = self._read(chunk.place)
         self._check_unchanged()
         if len(block.numbers) != chunk.rows:
-            raise self._changed(f"{len(block.numbers)} rows where there were {chunk.rows}")
+            raise self._changed(
+                f"{number_of(len(block.numbers), 'row')} where there were {chunk.rows}"
+            )
         return block
 
     @abc.abstractmethod

@@ -110,7 +110,7 @@ def test_gaussian_of_assumed_variance(rng, replicas):
 @pytest.mark.filterwarnings("error:A `GaussianMix` takes")
 def test_a_variance_that_nothing_learns(rng):
     mix = GaussianMix()
-    with pytest.warns(UserWarning, match=r"outputs of 1 columns.*own_variance=True"):
+    with pytest.warns(UserWarning, match=r"outputs of 1 column\..*own_variance=True"):
         mix(parts_of(rng, 5, 1))
     mix(parts_of(rng, 5, 1))  # once
     for chosen in ({"variance": 0.5}, {"own_variance": False}):
@@ -608,7 +608,7 @@ def test_features_that_a_gate_cannot_read(rng):
         GatedMix()(parts, features=ids)
     with pytest.raises(ValueError, match=r"\(rows, 3\).*Received: logits of shape \(2, 4\)"):
         GatedMix(gate=keras.layers.Dense(4))(parts, features=np.ones((2, 5)))
-    with pytest.raises(ValueError, match=r"an output of shape \(2, 3\) and features of 1 rows"):
+    with pytest.raises(ValueError, match=r"an output of shape \(2, 3\) and features of 1 row\."):
         GatedMix()(parts, features=np.ones((1, 5)))
     with pytest.raises(ValueError, match=r"an output of shape \(\) and features of 2 rows"):
         GatedMix()([np.float32(1), np.float32(2)], features=np.ones((2, 5)))

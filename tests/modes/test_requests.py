@@ -55,6 +55,22 @@ def test_not_a_keras_model(model):
     assert type(model).__name__ in str(error.value)
 
 
+def test_one_is_no_plural():
+    """As in all messages that count (`number_of`)."""
+    one = make_parallel(_model(), 1)
+    assert "1 replica>" in repr(one)
+    assert ": 1 shared replica, mixed" in repr(make_parallel(_model(), 1, mode="tower"))
+    for call, said in [
+        (lambda: make_parallel(one, 2), "already, on 1 device. "),
+        (lambda: make_parallel(_model(), 3, devices=["cpu:0"]), "n_gpus=3 and 1 device, "),
+        (lambda: make_parallel(_model(), 1, model_devices=2), "model_devices=2 and 1 device. "),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            call()
+    with pytest.warns(UserWarning, match="in mode 'data' on 1 device. Make the clone"):
+        keras.models.clone_model(one)
+
+
 def test_parallel_already():
     parallel = make_parallel(_model(), 2)
     with pytest.raises(ValueError, match=r"parallel model already, on 2 devices.*model.template"):

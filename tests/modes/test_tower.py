@@ -162,7 +162,7 @@ def test_replicas_trained_each_by_its_own_loss(rng):
 def test_own_losses_need_a_mix_without_weights(rng):
     x, y = _data(rng)
     parallel = _committee(2, loss_of="replicas", mix="weighted")
-    with pytest.raises(ValueError, match="a mix without weights. Received: mix=.*1 weights. Set"):
+    with pytest.raises(ValueError, match="a mix without weights. Received: mix=.*1 weight. Set"):
         parallel.compile("sgd", "mse")
     assert not parallel.compiled
     parallel.loss_of = "mix"

@@ -299,8 +299,8 @@ def test_batches_of_a_source_that_devices_do_not_share(data, rows):
             return x, y
 
     report = str(reports.scaling(small(), Same(), (4,), repeats=1, verbose=0))
-    assert (f"4 devices don't divide batches of {rows} rows" in report) == ON_JAX
-    said = "Batches of 1 rows leave 3 of 4 devices without work." in report
+    assert (f"4 devices don't divide batches of {rows} row" in report) == ON_JAX
+    said = "Batches of 1 row leave 3 of 4 devices without work." in report
     assert said == (rows == 1 and not ON_JAX)
 
 

@@ -96,7 +96,7 @@ def test_batches_that_the_devices_do_not_divide(n, rows, rng):
     sent = sum(report.bytes("training").get(kind, 0) for kind in kinds)
     # With fewer rows than devices some devices have nothing to do, and get nothing.
     assert sent >= report.least or rows < n
-    said = f"{n} devices don't divide {rows} rows: each computes the whole batch" in str(report)
+    said = f"{n} devices don't divide {rows} row{'s' * (rows > 1)}: each computes" in str(report)
     assert said == is_whole
 
 
@@ -237,12 +237,12 @@ def test_sizes_that_are_not_known():
     sent = [Transfer("cpu:0", "cpu:1", "activations", "loop", None)]
     report = reports.TransfersReport(sent, [], ("cpu:0", "cpu:1"))
     assert report.bytes("training") == {"activations": 0}
-    assert "The size of 1 tensors is known only when the step runs" in str(report)
+    assert "The size of 1 tensor is known only when the step runs" in str(report)
 
 
 def test_a_batch_of_one_row(rng):
     report = reports.transfers(_compiled(2), tuple(one[:1] for one in _batch(rng)))
-    text = "don't divide 1 rows" if BACKEND == "jax" else "One device computes a batch of one row"
+    text = "don't divide 1 row" if BACKEND == "jax" else "One device computes a batch of one row"
     assert text in str(report)
 
 

@@ -379,7 +379,7 @@ def test_files_that_are_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"named .csv, .csv.gz, .parquet or .pq. Received: 'x.txt"):
         dataset("x.txt")
     (tmp_path / "none.csv").write_text("label,city,age\n")
-    with pytest.raises(ValueError, match="Received: 1 files with 0 good rows for 1 processes"):
+    with pytest.raises(ValueError, match="Received: 1 file with 0 good rows for 1 process,"):
         dataset(tmp_path / "none.csv")
     (tmp_path / "one.csv").write_text(GOOD + "x,Rome,3\n")
     with pytest.raises(ValueError, match="1 good rows for 2 processes, skipped: {'no finite label"):

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.engines.cluster.board import BEAT, Board
 from keras_multigpu.engines.cluster.calls import Call, Calls
 from keras_multigpu.engines.cluster.errors import DIFFERENCES, SAME_CALLS, TOLD_ALIKE, ClusterError
@@ -66,7 +67,7 @@ class Group(Members):
         call, outer = self.call, self.calls.now[-2]
         place = f"the beginning of {call.name}"
         if outer.is_loop:
-            place += f" within {outer.name}, after {outer.begun} steps"
+            place += f" within {outer.name}, after {number_of(outer.begun, 'step')}"
         mine = {"call": call.name}
         for key, one in facts.items():
             mine[key] = one if isinstance(one, str) else str(one.checksum)
@@ -114,7 +115,7 @@ class Group(Members):
         if call.has_ended:
             return
         self.calls.resume(call)
-        place = f"the end of {call.name}, after {call.begun} steps"
+        place = f"the end of {call.name}, after {number_of(call.begun, 'step')}"
         self._gather(END, str(call.begun), call, place)
         call.has_ended = True
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.engines.jax.cluster.joint import Step
 from keras_multigpu.engines.jax.placement import Placement, is_sparse, on_host
 
@@ -49,7 +50,7 @@ class Undivided:
             warnings.warn(
                 f"On processors batches of {self._loop} with one row for each device are computed "
                 "whole by each: right, and no faster than one device. Received: "
-                f"{self._seen} batches, the longest of {self._rows} rows. Give "
+                f"{self._seen} batches, the longest of {number_of(self._rows, 'row')}. Give "
                 f"{place.divided(self._rows)} rows, say.",
                 stacklevel=2,
             )
@@ -58,8 +59,8 @@ class Undivided:
         warnings.warn(
             f"The {place.count} {kind} do not divide the batches of {self._loop}, so that each "
             f"computes whole ones: right, and no faster than one device. Received: {self._seen} "
-            f"such batches, the longest of {self._rows} rows. Give batches of a multiple of "
-            f"{place.count} rows: {place.divided(self._rows)}, for example.",
+            f"such batches, the longest of {number_of(self._rows, 'row')}. Give batches of a "
+            f"multiple of {place.count} rows: {place.divided(self._rows)}, for example.",
             stacklevel=2,
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.engines.jax.jaxprs import inner_jaxprs
 
 _SUMS = ("dot_general", "conv_general_dilated", "scatter-add")
@@ -59,7 +60,7 @@ class WholeTables:
         warnings.warn(
             "Each device updates all rows of the tables in each step, as one device does; only the "
             f"rest of the step is spread. Received: {named}, whose update is about {share:.0%} of "
-            f"what each of {count} devices computes for a batch of {rows} rows. Give "
+            f"what each of {count} devices computes for a batch of {number_of(rows, 'row')}. Give "
             "`make_parallel` the option `shard='optimizer'`, with which each device updates its "
             "part, or choose a larger batch.",
             stacklevel=2,

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.engines.cluster.joint import arguments
 from keras_multigpu.engines.shared import LARGE_BATCH
 from keras_multigpu.engines.tensorflow.names import first, full_name
@@ -72,7 +73,7 @@ class BatchRows:
             return
         self._is_over = True
         warnings.warn(
-            f"Batches of {rows} row{'s' if rows > 1 else ''} leave {self._count - rows} of "
+            f"Batches of {number_of(rows, 'row')} leave {self._count - rows} of "
             f"{self._count} {self._kind} without work. Give at least {self._count} rows.",
             stacklevel=2,
         )

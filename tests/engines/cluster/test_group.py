@@ -86,7 +86,7 @@ def place(number, kind, text):
 
 
 def at_end(number):
-    return place(number, "end/1/", "the end of `fit`, after 1 steps")
+    return place(number, "end/1/", "the end of `fit`, after 1 step")
 
 
 def test_other_lengths_of_data_are_noticed():
@@ -99,7 +99,7 @@ def test_other_lengths_of_data_are_noticed():
     with group.counting(come.__len__):
         group.check()  # data of unknown length may end in this step
         come.append(2)
-        expected = "It is at the end of `fit`, after 1 steps, and process 0 is at step 2 of `fit`."
+        expected = "It is at the end of `fit`, after 1 step, and process 0 is at step 2 of `fit`."
         with pytest.raises(
             ClusterError, match=f"{expected} Give the same data, with the same"
         ) as e:
@@ -150,7 +150,7 @@ def test_several_batches_in_one_step_are_counted():
 
 def test_a_call_that_another_process_does_not_make_is_noticed():
     """A callback calls another model, in one process."""
-    inner = place(2, "loops/2/", "the beginning of `evaluate` within `fit`, after 1 steps")
+    inner = place(2, "loops/2/", "the beginning of `evaluate` within `fit`, after 1 step")
     group = group_of(Told(loops__1__1=FIT, places__1=inner))
     begin(group, "fit")
     group.call.steps += 1
@@ -175,7 +175,7 @@ def test_where_a_process_is_within_calls():
         begin(group, "evaluate")
     expected = "process 1 is at the end of `fit`."
     assert caught.value.problem == (
-        f"It is at the beginning of `evaluate` within `fit`, after 1 steps, and {expected}"
+        f"It is at the beginning of `evaluate` within `fit`, after 1 step, and {expected}"
     )
     assert group.calls.here("step 1") == "step 1 of `evaluate` within `fit`"
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import NamedSharding
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.engines.cluster.joint import NO_WHOLE_NUMBER, check_has_rows
 from keras_multigpu.engines.jax.cluster import joint
 from keras_multigpu.engines.jax.cluster.processes import Group
@@ -121,7 +122,8 @@ def own_rows(outputs: Any, batches: Sequence[Sequence[int]], number: int) -> Any
         several, rest = divmod(len(rows), max(total, 1))
         if rest:
             raise ValueError(
-                f"{NO_WHOLE_NUMBER} Received: {len(rows)} rows of an output, for {total}."
+                f"{NO_WHOLE_NUMBER} Received: {number_of(len(rows), 'row')} of an output, for "
+                f"{total}."
             )
         first, parts = 0, []
         for counts in batches:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.engines.cluster.listing import COMPARED
 from keras_multigpu.engines.shared import count_rows
 from keras_multigpu.engines.tensorflow.tensors import tensors_of
@@ -85,9 +86,9 @@ class OutsideTable:
         """Its rows, in the order of the keys; of a large table only their number."""
         size = int(tf.raw_ops.LookupTableSizeV2(table_handle=self.handle))
         if size > _MOST:
-            return size, f"a table of {size} keys"
+            return size, f"a table of {number_of(size, 'key')}"
         rows = self.rows()
-        return rows, f"a table of {size} keys, {str(rows[:_TOLD])[1:-1]}"
+        return rows, f"a table of {number_of(size, 'key')}, {str(rows[:_TOLD])[1:-1]}"
 
     def rows(self) -> list[Any]:
         """Its keys and their values, in order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection, Sequence
 
+from keras_multigpu.arguments import number_of
 from keras_multigpu.engines.tensorflow.partition.planner import Record, total_work
 
 # What is worth a warning: a share of a step's work, and floating-point operations at 32 rows.
@@ -123,8 +124,8 @@ def slots_warning(records: Sequence[Record], model: str) -> str | None:
         return None
     listed = ", ".join(names[:3]) + (" and others" if names[3:] else "")
     return (
-        f"A step of {model!r} changes {len(names)} variables that one device keeps whole, of the "
-        f"shapes of weights in parts: {listed}. If they are an optimizer's, call "
+        f"A step of {model!r} changes {number_of(len(names), 'variable')} that one device keeps "
+        f"whole, of the shapes of weights in parts: {listed}. If they are an optimizer's, call "
         "`optimizer.build(parallel.trainable_variables)` and `parallel.compile(optimizer)` before "
         "`parallel.function`. If they are another model's, call `make_parallel` for that model, "
         "too, with the same options."
