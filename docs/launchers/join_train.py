@@ -10,11 +10,10 @@ was.
 import pathlib
 import sys
 
+from keras_multigpu import make_parallel  # first: tells if a backend is missing
+from keras_multigpu.cluster import join
 import keras
 import numpy as np
-
-from keras_multigpu import make_parallel
-from keras_multigpu.cluster import join
 
 
 def main(folder: str, coordinator: str | None = None, *numbers: str) -> None:

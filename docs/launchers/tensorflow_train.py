@@ -5,10 +5,9 @@ python tensorflow_train.py --workers gpu1:2222 gpu2:2222 --backup /shared/run7
 
 import argparse
 
+from keras_multigpu import cluster, make_parallel  # first: tells if a backend is missing
 import keras
 import numpy as np
-
-from keras_multigpu import cluster, make_parallel
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--workers", nargs="+", required=True, metavar="HOST:PORT")

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import json
 import pkgutil
 import re
 
@@ -151,12 +152,16 @@ def test_the_readme_is_short():
 @pytest.mark.backend_free
 def test_pages_import_the_library_before_keras():
     """Keras alone does not say which backend is missing."""
+    codes = [(path.name, code) for path in PAGES for _, code, _ in blocks(path)]
+    codes += [(path.name, path.read_text()) for path in (ROOT / "docs/launchers").glob("*.py")]
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        codes += [(path.name, "".join(one["source"])) for one in cells]
     late = []
-    for path in PAGES:
-        _, code, _ = next(blocks(path), (True, "", None))
+    for name, code in codes:
         imported = re.findall(r"^(?:import|from) (keras\w*)", code, flags=re.MULTILINE)
         if "keras_multigpu" in imported[1:] and imported[0] == "keras":
-            late.append(path.name)
+            late.append(name)
     assert late == []
 
 

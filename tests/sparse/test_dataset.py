@@ -382,7 +382,7 @@ def test_files_that_are_not_there(tmp_path):
     with pytest.raises(ValueError, match="Received: 1 file with 0 good rows for 1 process,"):
         dataset(tmp_path / "none.csv")
     (tmp_path / "one.csv").write_text(GOOD + "x,Rome,3\n")
-    with pytest.raises(ValueError, match="1 good rows for 2 processes, skipped: {'no finite label"):
+    with pytest.raises(ValueError, match="1 good row for 2 processes, skipped: {'no finite label"):
         dataset(tmp_path / "one.csv", processes=2, errors="skip")
 
 
