@@ -56,12 +56,15 @@ class Advice(Report):
         ways = [one for mode, one in best.items() if mode in _ALTERNATIVES]
         gaining = [one for one in ways if _is_sure(one) or _may_be_worth_it(one)]
         first = max(gaining, key=lambda one: (_is_sure(one), one.speedup), default=None)
-        self.verdicts = {mode: _say(one, first) for mode, one in best.items()}
+        said = {mode: (_say(one, first), _why_measure(one)) for mode, one in best.items()}
+        self.verdicts = {mode: " ".join(filter(None, both)) for mode, both in said.items()}
         several = [one for one in self.predictions if one.devices > 1]
         others = [f"{describe(one)}." for one in several if one is not best[one.mode]]
         ranges = [] if all(one.is_measured for one in several) else [_RANGES]
         rows = [[find(one) for find in _TABLE.values()] for one in self.predictions]
-        notes = [*self.verdicts.values(), *others, *ranges, *notes]
+        verdicts, reasons = zip(*said.values())
+        reasons = filter(None, dict.fromkeys(reasons))  # several modes often have the same one
+        notes = [*verdicts, *reasons, *others, *ranges, *notes]
         super().__init__("Advice", list(_TABLE), rows, notes, **options)
 
     def _of(self, mode: str) -> list[Prediction]:
@@ -130,8 +133,15 @@ def _say(one: Prediction, first: Prediction | None) -> str:
         # Where another mode gains, the advice is not to stay on one device.
         stay = f"Mode {one.mode!r} gains nothing" if first else "Stay on one device"
         return f"{stay}: {text}"
+    return f"Measure it{' again' if one.is_measured else ''}: {text}"
+
+
+def _why_measure(one: Prediction) -> str:
+    """Why only a measurement tells whether so many devices are worth it; `""` if that is told."""
+    if one.devices == 1 or _is_sure(one) or not _may_be_worth_it(one):
+        return ""
     if one.is_measured:
-        return f"Measure it again: {text} Rounds differ, {_NOISE}"
+        return f"Rounds differ, {_NOISE}"
     why = f"Rounds on one device differ, {_NOISE}"
     fixed_s = one.load.fixed_s
     if 2 * (one.devices - 1) * fixed_s > one.most_s - one.least_s:  # most of the range
@@ -139,7 +149,7 @@ def _say(one: Prediction, first: Prediction | None) -> str:
             f"{show_seconds(fixed_s)} of the step don't depend on the rows, and one device doesn't "
             "show whether several pay this once or each."
         )
-    return f"Measure it: {text} {why} Run `reports.scaling` on the devices."
+    return f"{why} Run `reports.scaling` on the devices."
 
 
 def _is_as_fast(one: Prediction, first: Prediction) -> bool:

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -44,6 +44,12 @@ def show_bytes(size: float) -> str:
 
 def _show(value: float, unit: str) -> str:
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+
+
+def listed(values: Iterable[Any]) -> str:
+    """Values in words: "2, 4 and 8"."""
+    *some, last = map(str, values)
+    return " and ".join([", ".join(some), last] if some else [last])
 
 
 def tell_unknown(count: int, meaning: str) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.arguments import device_counts, number_of, quantity
-from keras_multigpu.reports.forms import spread_devices
+from keras_multigpu.reports.forms import listed, spread_devices
 from keras_multigpu.reports.report import Column, Report
 
 _MUCH = 0.1  # of a run, for what its epochs take besides their steps: worth a note
@@ -234,9 +234,8 @@ class ScalingReport(Report):
         pairs = zip(self.runs[1:], self._times[1:])
         alike = [str(run.devices) for run, times in pairs if _overlap(times, self._times[0])]
         if alike and not grows:
-            counts = " and ".join(filter(None, [", ".join(alike[:-1]), alike[-1]]))
             notes.append(
-                f"On {counts} devices the repeats overlap with those on {base.devices}: the "
+                f"On {listed(alike)} devices the repeats overlap with those on {base.devices}: the "
                 "difference may be chance."
             )
         return notes

@@ -196,10 +196,10 @@ class Subject:
     @property
     def doubts(self) -> list[str]:
         """What a reader of the predictions must beware of."""
-        notes = [
-            f"Mode 'model' on {count} devices is left out: {reason}"
-            for count, reason in self.left_out.items()
-        ]
+        notes = []
+        if self.left_out:
+            counts, reason = forms.listed(self.left_out), self.left_out[max(self.left_out)]
+            notes = [f"Mode 'model' on {counts} devices is left out: {reason}"]
         if not self.takes_fewer:
             notes.append(_FIXED)
         here = choose_devices(None, None)[0]

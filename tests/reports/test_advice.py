@@ -393,7 +393,7 @@ def test_counts_that_do_not_fit():
         "one of predictions only": untrained,
     }
     for given, counted in cases.items():
-        match = f"of 'sequential.*' on batches of batch_size=16 rows. Received: {given}. Give"
+        match = f"of 'sequential.*' on batches of batch_size=16. Received: {given}. Give"
         with pytest.raises(ValueError, match=match):
             reports.advise(model, 16, (2,), link=LINK, step_seconds=0.016, counted=counted)
 
@@ -420,6 +420,18 @@ def test_models_that_cannot_be_divided():
         reports.advise(model, 16, (2,), modes=("model",), step_seconds=0.016, inputs=inputs)
 
 
+def test_each_sentence_is_said_once():
+    """The reason to measure is the same one for several modes."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+    times = {16: 0.02, 8: 0.0199}
+    modes = ("tower", "committee")
+    advice = reports.advise(model, 16, (2,), modes=modes, link="nvlink4", step_seconds=times)
+    why = "one device doesn't show whether several pay this once or each."
+    assert [why in text for text in advice.verdicts.values()] == [True, True]
+    assert sum(why in note for note in advice.notes) == 1
+    assert len(set(advice.notes)) == len(advice.notes)
+
+
 def test_devices_that_cannot_divide_a_model_are_left_out():
     model, inputs = Subclassed(), {"x": np.ones((16, 3), "float32")}
     model(inputs)
@@ -427,7 +439,9 @@ def test_devices_that_cannot_divide_a_model_are_left_out():
     advice = reports.advise(model, 16, (1, 2, 4), modes=("data", "model"), **given)
     here = [1, 2] if ON_JAX else [1]
     assert [one.devices for one in advice.predictions] == [1, 2, 4, *here]
-    assert any(note.startswith("Mode 'model' on 4 devices is left out:") for note in advice.notes)
+    counts = "4 devices is" if ON_JAX else "2 and 4 devices is"
+    told = [note.partition(" left out: ")[0] for note in advice.notes if " left out: " in note]
+    assert told == [f"Mode 'model' on {counts}"]
     with pytest.raises(ValueError, match="Choose another number|do without mode 'model'"):
         reports.advise(model, 16, (4,), modes=("model",), **given)
 
