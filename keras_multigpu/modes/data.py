@@ -55,16 +55,16 @@ class DataParallel(ParallelModel):
 
     def _parallel_lay_out(self) -> None:
         super()._parallel_lay_out()
-        shard, weights = self._parallel_options["shard"], self.template.trainable_variables
-        sizes = {one.path: math.prod(one.shape) for one in weights}
-        is_little = max(sizes.values(), default=0) < 1024 <= sum(sizes.values())
-        if not shard or len(self.devices) == 1 or not is_little:
+        shard = self._parallel_options["shard"]
+        if not shard or len(self.devices) == 1:
             return
-        kept = self.placement
-        if all(max(kept[path]) == size for path, size in sizes.items()):
+        kept, weights = self.placement, self.template.variables
+        sizes = {one.path: math.prod(one.shape) for one in weights if one.path in kept}
+        largest = max(sizes.values(), default=0)
+        if 0 < largest < 1024 and all(max(kept[path]) == size for path, size in sizes.items()):
             warnings.warn(
                 f"`shard={shard!r}` spreads nothing of {self.template.name!r}: it cuts weights of "
-                "at least 1,024 numbers, and there are none. Leave `shard` out.",
+                f"at least 1,024 numbers, and the largest has {largest:,}. Leave `shard` out.",
                 stacklevel=5,
             )
 

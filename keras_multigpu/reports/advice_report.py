@@ -63,8 +63,8 @@ class Advice(Report):
         ranges = [] if all(one.is_measured for one in several) else [_RANGES]
         rows = [[find(one) for find in _TABLE.values()] for one in self.predictions]
         verdicts, reasons = zip(*said.values())
-        reasons = filter(None, dict.fromkeys(reasons))  # several modes often have the same one
-        notes = [*verdicts, *reasons, *others, *ranges, *notes]
+        unique = filter(None, dict.fromkeys(reasons))  # several modes often have the same one
+        notes = [*verdicts, *unique, *others, *ranges, *notes]
         super().__init__("Advice", list(_TABLE), rows, notes, **options)
 
     def _of(self, mode: str) -> list[Prediction]:

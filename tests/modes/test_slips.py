@@ -213,6 +213,9 @@ def test_a_model_of_which_nothing_is_spread_is_told(shard):
     model = keras.Sequential([keras.Input((30,)), *[keras.layers.Dense(30) for _ in range(9)]])
     with pytest.warns(UserWarning, match=f"`shard='{shard}'` spreads nothing of 'sequential"):
         make_parallel(model, 2, shard=shard)
+    small = keras.Sequential([keras.Input((3,)), keras.layers.Dense(40)])
+    with pytest.warns(UserWarning, match="at least 1,024 numbers, and the largest has 120. Leave"):
+        make_parallel(small, 2, shard=shard)
 
 
 def _wide():
