@@ -27,7 +27,7 @@ def impatient(monkeypatch):
 def test_a_long_first_step_is_told_once(impatient, capfd):
     template = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="net")
     parallel = make_parallel(template, 2)
-    parallel.compile("sgd", "mse")
+    parallel.compile("sgd", "mse", jit_compile=True)
     x, y = np.ones((8, 3)), np.ones((8, 1))
     parallel.fit(x, y, batch_size=4, epochs=2, validation_data=(x, y), verbose=1)
     shown = capfd.readouterr()
@@ -40,9 +40,19 @@ def test_a_long_first_step_is_told_once(impatient, capfd):
     assert "traced" not in capfd.readouterr().err
 
 
+def test_a_step_that_is_not_compiled_is_not_told_to_be(impatient, capfd):
+    """JAX runs it operation by operation; TensorFlow traces it."""
+    parallel = make_parallel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), 2)
+    parallel.compile("sgd", "mse", jit_compile=False)
+    parallel.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+    shown = capfd.readouterr().err
+    assert "compiled" not in shown
+    assert ("is traced for 2 devices." in shown) == (keras.backend.backend() == "tensorflow")
+
+
 def test_a_long_first_evaluation_is_told(impatient, capfd):
     parallel = make_parallel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), 2)
-    parallel.compile("sgd", "mse")
+    parallel.compile("sgd", "mse", jit_compile=True)
     parallel.evaluate(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
     assert capfd.readouterr().err.count("traced and compiled") == 1
 

@@ -248,6 +248,8 @@ class ModelRunner(PlacingRunner):
 class Steps(abc.ABC):
     """The hook around Keras's loops and step functions: one object for each parallel model."""
 
+    traces_all = True  # also steps that are not compiled
+
     @abc.abstractmethod
     def __init__(self, model: TrainedModel, runner: Runner): ...
 

@@ -83,11 +83,12 @@ class SteppedModel(SavedModel):
         is_new = function is not before and function is not None
         # Not an evaluation within a `fit`, which shows its bar.
         is_within = name == "test_function" and self._parallel_loops > 1
-        is_told = not (self.run_eagerly or is_within)
-        if is_new and is_told and len(self.devices) > 1:
+        is_traced = not self.run_eagerly and (self.jit_compile or self._parallel_steps.traces_all)
+        if is_new and is_traced and not is_within and len(self.devices) > 1:
+            how = "traced and compiled" if self.jit_compile else "traced"
             text = (
-                f"keras_multigpu: {self.name!r} is traced and compiled for {len(self.devices)} "
-                "devices. A large model takes minutes, in the first step only."
+                f"keras_multigpu: {self.name!r} is {how} for {len(self.devices)} devices. A large "
+                "model takes minutes, in the first step only."
             )
             setattr(self, name, with_first_told(function, text))
         return made

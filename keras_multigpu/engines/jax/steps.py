@@ -58,6 +58,8 @@ class JaxSteps(Steps):
         lent: the state in the latest step.
     """
 
+    traces_all = False
+
     def __init__(self, model: TrainedModel, runner: Runner):
         assert isinstance(runner, JaxRunner)
         self.model = model
