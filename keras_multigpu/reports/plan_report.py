@@ -109,6 +109,8 @@ class Choice:
 class PlanReport(Report):
     """The ways to train a model on n devices, or on one: those that fit first, the fastest first.
 
+    If one device fits, it precedes a way that may be no faster, as far as a prediction tells.
+
     Attributes:
         choices: the ways, in the order of the table.
         limit: the memory that a device has, in bytes; `None` if unknown.
@@ -136,6 +138,9 @@ class PlanReport(Report):
             return not one.fits, *(one.rank if one.fits else (one.memory or 0,))
 
         self.choices, self.limit = sorted(choices, key=order), limit
+        alone = next((one for one in self.choices if one.fits and one.devices == 1), None)
+        if alone is not None and _speedups(self.choices[0], alone)[0] <= 1:
+            self.choices.sort(key=lambda one: one is not alone)
         rows = [[find(one) for find in _TABLE.values()] for one in self.choices]
         title = f"Plan for {number_of(devices, 'device')}"
         super().__init__(title, list(_TABLE), rows, [self._conclude(), *notes], **options)
@@ -232,10 +237,15 @@ def _doubt_division(choices: Sequence[Choice]) -> str:
     return ""
 
 
+def _speedups(one: Choice, alone: Choice) -> tuple[float, ...]:
+    """How many times as fast as one device a way is, at least and at most."""
+    ratio, step = alone.update_s / one.update_s, one.prediction
+    return tuple(ratio * end / step.speedup for end in step.speedup_range)
+
+
 def _doubt(several: Choice, alone: Choice) -> str:
     """Says so if either may be faster, as far as a prediction tells."""
-    ratio, step = alone.update_s / several.update_s, several.prediction
-    low, high = (ratio * end / step.speedup for end in step.speedup_range)
+    low, high = _speedups(several, alone)
     if not low <= 1 <= high or high - low < 0.01:
         return ""
     return (

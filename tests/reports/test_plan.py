@@ -398,7 +398,9 @@ def test_one_device_that_fits_and_wins():
     best = several[1]
     best = dataclasses.replace(best, prediction=dataclasses.replace(best.prediction, most_s=0.1))
     report = PlanReport([best, _choice(7e9, 0.05, True, devices=1)], 2)
+    assert report.notes[0].startswith("Stay on one device: an update takes 50.0 ms there, and 30.0")
     assert "It may be otherwise: 2 devices are 0.50 to 1.67 times as fast" in report.notes[0]
+    assert report.best == {"n_gpus": 1, "mode": "data"}  # as the first sentence says
     best = dataclasses.replace(best, prediction=dataclasses.replace(best.prediction, least_s=0.01))
     report = PlanReport([best, alone], 2)
     assert report.notes[0].startswith("Stay on one device")
