@@ -66,6 +66,10 @@ def test_what_notebooks_print_is_wrapped(hooks):
 def test_pictures_with_dark_colors_are_made_dark_once():
     style = (ROOT / "docs" / "site.css").read_text()
     (rules,) = re.findall(r'"slate"\] \.md-typeset img \{([^}]*)\}', style)
-    assert "prefers-color-scheme: dark" in (ROOT / "docs" / "modes.svg").read_text()
+    dark = (ROOT / "docs" / "modes.svg").read_text().partition("prefers-color-scheme: dark")[2]
+    assert dark
+    # Its light titles are on its own dark page, not on the white one of a browser.
+    assert re.search(r"^[^<]*\.page \{ fill: #0d1117 \}[^<]*\.title \{ fill: #e4e7eb \}", dark)
+    assert '<rect class="page" width="840" height="300"' in dark
     assert "invert(1)" in rules
     assert "color-scheme: light;" in rules
