@@ -177,7 +177,7 @@ class JaxSteps(Steps):
         runner = self._runner
         look = functools.partial(self._look, name)
         spread_step = spread(runner.around(step), self.where, runner.spreads_state, look)
-        return reading(spread_step, name)
+        return functools.wraps(step)(reading(spread_step, name))  # JAX's errors name the user's
 
     def _look(self, name: str, traced: Any, rows: int) -> None:
         """Notes what a step computes."""

@@ -327,6 +327,27 @@ def test_short_passes_that_are_not_divided_are_not_told(rng):
         whole.fit(x, y, batch_size=64, epochs=10, verbose=0)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_step_that_returns_text_is_refused_as_by_jax(n):
+    """The error names the user's function, whether or not the devices divide the batch."""
+
+    class Telling(keras.Sequential):
+        def test_step(self, state, data):
+            logs, state = super().test_step(state, data)
+            return {**logs, "note": "text"}, state
+
+    said = (
+        r"test_step at .*test_users_own_code.py.*<class 'str'> .*\['note'\], which is not a valid"
+    )
+    parallel = make_parallel(Telling([keras.Input((3,)), keras.layers.Dense(1)]), n)
+    parallel.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(TypeError, match=said):
+        parallel.evaluate(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+    step = parallel.function(lambda x: (x, "text"))
+    with pytest.raises(TypeError, match=r"<lambda> at .*'str'> at output component \[1\], which"):
+        step(np.ones((8, 3)))
+
+
 def test_a_step_takes_tables_and_other_libraries_arrays(rng):
     pandas = pytest.importorskip("pandas")
     step = make_parallel(mlp(), 2).function(lambda x: 2 * x)
