@@ -61,6 +61,12 @@ def find_wide(model: keras.Model, count: int) -> dict[str, int]:
     return found
 
 
+def wide_variables(model: keras.Model, count: int) -> list[tuple[keras.Variable, int]]:
+    """The variables that `find_wide` finds, each with its axis."""
+    axes, names = find_wide(model, count), names_of(model)
+    return [(one, axes[names[id(one)]]) for one in model.variables if names[id(one)] in axes]
+
+
 def _large(model: keras.Model) -> list[tuple[keras.Layer, keras.Variable]]:
     """The layers of the kinds that are spread whose kernels are large, and these."""
     total = sum(math.prod(variable.shape) for variable in model.variables)
@@ -133,11 +139,6 @@ def check_mesh(request: Request, is_joined: bool) -> None:
             f"slice of the batch. Received: model_devices={width} and "
             f"{number_of(count, 'device')}. Take {count - count % width or width} devices, or "
             "another `model_devices`."
-        )
-    if request.options.get("shard") is not None:
-        raise ValueError(
-            "`shard` and `model_devices` both say where weights are. Received: "
-            f"shard={request.options['shard']!r} and model_devices={width}. Leave one of them out."
         )
     if is_joined:
         raise ValueError(

@@ -293,7 +293,6 @@ def test_weights_cross_in_another_type():
         ({"n_gpus": 2, "model_devices": 4}, "Take 4 devices, or"),
         ({"n_gpus": 4, "model_devices": 0}, "positive integer. Received: model_devices=0"),
         ({"n_gpus": 4, "model_devices": "2"}, "positive integer. Received: model_devices='2'"),
-        ({"n_gpus": 4, "model_devices": 2, "shard": "weights"}, "Leave one of them out"),
     ],
     ids=str,
 )

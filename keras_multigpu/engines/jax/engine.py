@@ -19,8 +19,8 @@ from keras_multigpu.engines.jax.checks import check_no_distribution
 from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.counting.memory import find_memory
 from keras_multigpu.engines.jax.counting.transfers import count_collectives, count_inputs
+from keras_multigpu.engines.jax.mesh import MeshRunner
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
-from keras_multigpu.engines.jax.runners import MeshRunner
 from keras_multigpu.engines.jax.stages import ShardsRunner
 from keras_multigpu.engines.jax.state.parted import kept_in_place
 from keras_multigpu.engines.jax.steps import JaxSteps

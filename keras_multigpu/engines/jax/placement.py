@@ -112,6 +112,10 @@ class Placement:
         """Whether several devices have the same rows, and large layers together."""
         return self.wide_axes != self.axes
 
+    def of_wide(self, axis: int) -> NamedSharding:
+        """The sharding of a weight of which devices have parts of an axis together."""
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, self.wide_axes))
+
     def of_rows(self, tensor: Any) -> NamedSharding:
         """The sharding of a tensor of a batch: its first axis is the rows.
 

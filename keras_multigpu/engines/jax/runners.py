@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,9 +22,9 @@ from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.pure import JaxRunner, pure
 from keras_multigpu.engines.jax.rows import spreading
-from keras_multigpu.engines.jax.spreading import is_changed, spread_function
+from keras_multigpu.engines.jax.spreading import spread_function
 from keras_multigpu.engines.jax.state.parted import make_whole
-from keras_multigpu.engines.jax.state.shards import WideLayers, spread_ids
+from keras_multigpu.engines.jax.state.shards import spread_ids
 from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.state.state_shards import (
     StateShards,
@@ -38,7 +37,6 @@ from keras_multigpu.engines.runners import DataRunner
 from keras_multigpu.engines.shared import split_tensors, value_of
 from keras_multigpu.engines.templates import forget_losses, is_built
 from keras_multigpu.engines.values import Call, Request, Result
-from keras_multigpu.engines.wide import adapt_mesh, check_mesh, names_of
 
 
 class RowsRunner(JaxRunner, DataRunner):
@@ -62,7 +60,7 @@ class RowsRunner(JaxRunner, DataRunner):
         self._shard = shard
         if shard is not None:  # a mesh always does
             self.spreads_state = True
-        self._parts = StateShards(devices, shard) if shard is not None else None
+        self._parts = None if shard is None else StateShards(devices, shard, model_devices)
         self.where = placement_on(tuple(devices), width=model_devices)
 
     @classmethod
@@ -159,7 +157,7 @@ class RowsRunner(JaxRunner, DataRunner):
             return self._template.stateless_call(*values, *inputs, **kwargs)
 
     def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        return step if self._parts is None else self._parts.kept(step)
+        return step if self._parts is None else self._parts.kept(step, self._template)
 
     @classmethod
     def fullest(
@@ -175,9 +173,13 @@ class RowsRunner(JaxRunner, DataRunner):
         return why_whole(template.variables, count)
 
     def lay_out(self) -> None:
-        if self._parts is not None and (why := self.why_whole(self._template, len(self._devices))):
-            warnings.warn(why, stacklevel=2)
+        if self._parts is not None:
+            self._warn_of_whole_parts(self._parts)
         in_fresh_thread(lambda: self.spread(None))
+
+    def _warn_of_whole_parts(self, parts: StateShards) -> None:
+        if why := parts.why_whole(self._template.variables):
+            warnings.warn(why, stacklevel=3)
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -202,13 +204,15 @@ class RowsRunner(JaxRunner, DataRunner):
     def spread(self, optimizer: Any) -> None:
         if self._shard != "weights" and self.where.group is None:
             make_whole(self._template.variables)
-        if self._parts is None:
-            return
-        if self._parts.of_weights and is_built(self._template):
-            self._parts.put(self._template.variables)
-            self._parts.release(self._template)
+        if self._parts is not None:
+            self._spread_parts(self._parts, optimizer)
+
+    def _spread_parts(self, parts: StateShards, optimizer: Any) -> None:
+        if parts.of_weights and is_built(self._template):
+            parts.put(self._template.variables)
+            parts.release(self._template)
         if optimizer is not None:
-            self._parts.put(optimizer.variables)
+            parts.put(optimizer.variables)
 
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         return set() if self._parts is None else spread_ids(variables, optimizer)
@@ -228,59 +232,3 @@ class RowsRunner(JaxRunner, DataRunner):
         is_spread = self._parts.is_by_rows if self._parts is not None else lambda shape: False
         with self.where.as_current(), spreading(is_spread):
             yield restore([set_mask(self.where.constrain(one), get_mask(one)) for one in tensors])
-
-
-class MeshRunner(WideLayers, RowsRunner):
-    """Calls the template on the whole batch; the compiler spreads rows, and large layers.
-
-    `make` gives a `RowsRunner` where no layer is to be spread.
-    """
-
-    _is_told = False
-
-    @classmethod
-    def make(
-        cls, template: keras.Model, devices: Sequence[str], options: Mapping[str, Any]
-    ) -> DataRunner:
-        kind = cls if options["model_devices"] > 1 else RowsRunner
-        return kind(template, devices, **options)
-
-    @classmethod
-    def check(cls, request: Request) -> None:
-        super().check(request)
-        check_mesh(request, placement_on(request.devices).group is not None)
-
-    @classmethod
-    def adapt(cls, request: Request) -> Request:
-        return adapt_mesh(super().adapt(request))
-
-    def _marks_rows(self, given: Any, weights: Iterable[Any]) -> bool:
-        """Marks them where convolutions are spread by `shard_map`, or no gradient is taken.
-
-        XLA's gradients of grouped ones are wrong if groups of devices have other rows.
-        """
-        is_compiled = is_traced(given)
-        is_trained = is_traced(list(weights))
-        if is_changed() or not (is_compiled and is_trained):
-            return True
-        if not self._is_told:
-            self._is_told = True
-            warnings.warn(
-                f"{self._template.name!r} is called in a function that `jax.jit` compiles, and "
-                "so each group of its devices computes all rows. If it is a layer of another "
-                "model, build that with `.template`, and make the whole parallel. If the step is "
-                "yours, let `parallel.function(step)` compile it.",
-                stacklevel=2,
-            )
-        return False
-
-    def for_part(self, part: keras.Layer) -> RowsRunner | None:
-        return MeshRunner(part, self._devices, model_devices=self.where.width)
-
-    @property
-    def placement(self) -> dict[str, tuple[int, ...]]:
-        names, parts = names_of(self._template), {}
-        for one in self._template.variables:
-            share = self.where.width if names[id(one)] in self._axes else 1
-            parts[one.path] = (math.prod(one.shape) // share,) * len(self._devices)
-        return parts

@@ -108,12 +108,12 @@ class Notices:
         )
 
     def warn_of_first_devices(self, width: int) -> None:
-        """Warns of a call under a tape, which only the first group of a mesh computes."""
+        """Warns of a call under a tape, which only so many devices of a mesh compute."""
         self.warn(
             "calls",
             f"{self._template.name!r} is called under a tape, and so runs on {width} of its "
-            f"{len(self._names)} devices, which have its large layers: with `model_devices` only "
-            "a step can be spread over all. Put it into a function: `parallel.function(step)`.",
+            f"{len(self._names)} devices: with `model_devices` only a step can be spread over all. "
+            "Put it into a function: `parallel.function(step)`.",
         )
 
     def warn_of_whole_calls(self, why: str) -> None:

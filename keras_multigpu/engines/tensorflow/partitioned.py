@@ -222,15 +222,17 @@ class Partition:
         args, kwargs = call
         if is_one_device() or self.is_one_device:
             return Result(self._template(*args, **kwargs))
-        if tf.executing_eagerly():
-            if self.order(call):
-                self.notices.warn_of_eager_calls()
+        order, is_mesh = self.order(call), self._width > 1
+        # What the groups divide again, a step for all devices can read in parts.
+        is_alone = self.homes is not None and self.homes.are_again
+        if order and tf.executing_eagerly():
+            self.notices.warn_of_eager_calls()
+        elif order and is_mesh:
+            self.notices.warn_of_first_devices(1 if is_alone else self._width)
+        if is_alone or tf.executing_eagerly():
             with one_device():
                 return Result(self._template(*args, **kwargs))
-        noted, order, is_mesh = Noted(self._template), self.order(call), self._width > 1
-        records: list[Record] = []
-        if is_mesh and order:
-            self.notices.warn_of_first_devices(self._width)
+        noted, records = Noted(self._template), list[Record]()
         try:
             found = call_spread(
                 noted.call,

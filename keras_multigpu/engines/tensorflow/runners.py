@@ -76,11 +76,12 @@ class PartitionRunner(Partitioned, DataRunner):
         own = devices if self.peers is None else [devices[k] for k in self.peers.own]
         self._devices = list(map(full_name, own))
         self._width = model_devices
+        self._is_sharded = shard is not None and len(devices) > 1
         self.device = self._devices[0]
         homes = None
-        if shard is not None and len(devices) > 1:
+        if self._is_sharded:
             others = None if self.peers is None else others_of(current(), self.peers)
-            homes = Homes(tuple(map(full_name, devices)), others=others)
+            homes = Homes.on(map(full_name, devices), others=others)
         self.partition = Partition(
             template, devices, self._devices, wire_dtype, homes, width=model_devices
         )
@@ -122,18 +123,18 @@ class PartitionRunner(Partitioned, DataRunner):
     def lay_out(self) -> None:
         if self._width > 1:
             check_wide(self.template, self._width)
-            self.partition.homes = wide_homes(self.template, self._devices[: self._width])
+            columns = [self._devices[number :: self._width] for number in range(self._width)]
+            if not self._is_sharded:  # the first group has all
+                columns = [column[:1] for column in columns]
+            self.partition.homes = wide_homes(self.template, columns, cuts_all=self._is_sharded)
         in_fresh_thread(self._place)
 
     @property
     def placement(self) -> dict[str, tuple[int, ...]]:
         if self.partition.homes is None:
             return {}
-        found, order = {}, by_process(self._names)
-        for one in self.template.weights:
-            kept = dict(zip(order, elements_of(one, len(order))))
-            found[one.path] = tuple(kept[name] for name in self._names)
-        return found
+        names = list(map(full_name, self._names))
+        return {one.path: elements_of(one, names) for one in self.template.weights}
 
     def run(self, call: Call) -> Result:
         if self.peers is not None:

@@ -33,7 +33,7 @@ class WideRunner(Partitioned, ModelRunner):
     ):
         self.template, self.models = template, (template,)
         self._devices = tuple(map(full_name, devices))
-        homes = Homes(self._devices, {})
+        homes = Homes.on(self._devices, cuts_all=False)
         self.partition = Partition(template, devices, self._devices, None, homes, splits_rows=False)
 
     @classmethod
@@ -44,7 +44,7 @@ class WideRunner(Partitioned, ModelRunner):
     def lay_out(self) -> None:
         if len(self._devices) > 1:
             check_wide(self.template, len(self._devices))
-        self.partition.homes = wide_homes(self.template, self._devices)
+        self.partition.homes = wide_homes(self.template, [[one] for one in self._devices])
         in_fresh_thread(self._place)
 
     def run(self, call: Call) -> Result:

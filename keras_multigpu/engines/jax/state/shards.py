@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import keras
-from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import Placement
@@ -94,8 +93,7 @@ class WideLayers:
                 make_whole([variable])
                 release([variable], self.where.mesh)
             else:
-                spec = PartitionSpec(*[None] * axis, self.where.wide_axes)
-                put(variable, NamedSharding(self.where.mesh, spec))
+                put(variable, self.where.of_wide(axis))
         references = getattr(optimizer, "references", {})
         for slot in optimizer.variables if optimizer is not None else ():
             if id(slot) in references:

@@ -17,7 +17,12 @@ from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim
-from keras_multigpu.engines.tensorflow.weights.divided import divided_of, true_in, whole_variables
+from keras_multigpu.engines.tensorflow.weights.divided import (
+    divided_of,
+    in_trace,
+    true_in,
+    whole_variables,
+)
 from keras_multigpu.engines.tensorflow.weights.division import Division
 
 _UNEQUAL = (
@@ -168,7 +173,9 @@ class Traced:
 
 def _shards(planner: Planner, division: Division, devices: Sequence[str]) -> Value:
     """A variable that the devices have in parts."""
-    if division.devices != tuple(devices):
+    width = len(devices) // planner.shares
+    are_there = division.devices in [tuple(devices[column::width]) for column in range(width)]
+    if not are_there or (division.is_again and not in_trace()):
         raise NeedsOthers  # other devices have it
     planner.shards[division.shape] = division.axis
     item = planner.new_input(tf.resource, EACH)

@@ -40,28 +40,34 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         value: the whole value.
         division: where its parts go.
         like: the `tf.Variable` that it replaces.
+        is_part: whether it is a part of another one, which tapes watch.
 
     Attributes:
         division: the argument.
-        parts: a variable for each part that this process has.
+        parts: a variable for each part that this process has, which may be divided again.
         link: what tapes watch.
         number: of those that several processes have parts of.
     """
 
     _should_act_as_resource_variable = True  # tapes then look for `handle`
 
-    def __init__(self, value: np.ndarray, division: Division, like: tf.Variable):
+    def __init__(
+        self, value: np.ndarray, division: Division, like: tf.Variable, is_part: bool = False
+    ):
         self.division = division
         self.parts: list[tf.Variable] = []
         pieces = np.split(value, np.cumsum(division.sizes)[:-1], division.axis)
         for number in division.own:
-            with tf.device(division.devices[number]):
-                part = tf.Variable(pieces[number], trainable=False, dtype=like.dtype)
-            self.parts.append(part)
+            piece, home = pieces[number], division.homes[number]
+            if isinstance(home, Division):
+                self.parts.append(DividedVariable(piece, home, like, True))
+                continue
+            with tf.device(home):
+                self.parts.append(tf.Variable(piece, trainable=False, dtype=like.dtype))
         with tf.device(full_name(first("cpu"))):  # of this process
             self.link = tf.Variable(
                 tf.zeros(division.shape, like.dtype),
-                trainable=like.trainable,
+                trainable=like.trainable and not is_part,
                 dtype=like.dtype,
                 synchronization=like.synchronization,
                 aggregation=like.aggregation,
@@ -92,6 +98,15 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
     @property
     def shape(self) -> tf.TensorShape:
         return tf.TensorShape(self.division.shape)
+
+    @property
+    def leaves(self) -> list[tf.Variable]:
+        """The variables of the parts, and of what these are divided into."""
+        return [
+            one
+            for part in self.parts
+            for one in (part.leaves if isinstance(part, DividedVariable) else [part])
+        ]
 
     def value(self) -> Tensor:
         return self.link.value() if in_trace() else self.read_value()
@@ -236,7 +251,7 @@ def divided_of(handle: Any) -> DividedVariable | None:
 def parts_of(variable: keras.Variable) -> Sequence[tf.Variable]:
     """The TensorFlow variables that store a variable's value: one, or those of its parts."""
     value = variable._value
-    return value.parts if isinstance(value, DividedVariable) else (value,)
+    return value.leaves if isinstance(value, DividedVariable) else (value,)
 
 
 def is_here(variable: keras.Variable) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,13 +34,14 @@ class Others(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """How a variable of a shape is divided: part i, `sizes[i]` long on the axis, is on device i.
+    """How a variable of a shape is divided: part i is `sizes[i]` long on the axis.
 
-    `others` are the processes that have some of the parts, if this one has not all.
+    It is at `homes[i]`: on a device, or divided again. `others` are the processes that have some of
+    the parts, if this one has not all.
     """
 
     shape: tuple[int, ...]
-    devices: tuple[str, ...]
+    homes: tuple[str | Division, ...]
     axis: int
     sizes: tuple[int, ...]
     others: Others | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -70,9 +71,35 @@ class Division:
         sizes = (each + (place < left) for place in range(len(devices)))
         return cls(tuple(shape), tuple(devices), axis, tuple(sizes), others)
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each part, the first of those over which it is divided again."""
+        return tuple(one.devices[0] if isinstance(one, Division) else one for one in self.homes)
+
+    @property
+    def is_again(self) -> bool:
+        """Whether parts are divided again."""
+        return any(isinstance(home, Division) for home in self.homes)
+
     def shape_of(self, number: int) -> tuple[int, ...]:
-        """The shape of a part."""
+        """The shape of a part, which may be divided again."""
         return (*self.shape[: self.axis], self.sizes[number], *self.shape[self.axis + 1 :])
+
+    def again(self, columns: Sequence[Sequence[str]]) -> Division:
+        """Divides each part over the devices of a column, the first of which has it."""
+        homes = [
+            (len(column) > 1 and Division.even(self.shape_of(number), column)) or column[0]
+            for number, column in enumerate(columns)
+        ]
+        return dataclasses.replace(self, homes=tuple(homes))
+
+    def leaves(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The device and the shape of each part that is not divided again."""
+        for number, home in enumerate(self.homes):
+            if isinstance(home, Division):
+                yield from home.leaves()
+            else:
+                yield home, self.shape_of(number)
 
     def start_of(self, number: int) -> int:
         """Where a part begins on the axis."""

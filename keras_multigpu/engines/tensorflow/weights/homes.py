@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -16,7 +17,7 @@ from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
 from keras_multigpu.engines.tensorflow.weights.division import Division, Others
 from keras_multigpu.engines.tensorflow.weights.placing import move_variable
-from keras_multigpu.engines.wide import find_wide, names_of
+from keras_multigpu.engines.wide import wide_variables
 
 # Elements of a variable that is cut; smaller ones are on the first device, of each process.
 LEAST = 1024
@@ -27,28 +28,37 @@ class Homes:
     """Where variables are kept.
 
     Attributes:
-        devices: the devices.
-        others: the processes that have some of them.
-        axes: by a variable's shape, the axis along which it is cut; `None` for the longest one of
-            all that are worth cutting.
+        columns: the devices. Those of a column share what the column has of a variable.
+        axes: by a variable's shape, the axis along which it is cut.
+        cuts_all: whether others are, too, along the longest axis, if they are worth it.
+        others: the processes that have some of the devices.
     """
 
-    devices: tuple[str, ...]
-    axes: Mapping[tuple[int, ...], int] | None = None
+    columns: tuple[tuple[str, ...], ...]
+    axes: Mapping[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
+    cuts_all: bool = True
     others: Others | None = None
+
+    @classmethod
+    def on(cls, devices: Iterable[str], **options: Any) -> Homes:
+        """Homes on devices each of which has its own part."""
+        return cls(tuple((device,) for device in devices), **options)
+
+    @property
+    def are_again(self) -> bool:
+        """Whether the devices of a column divide what the column has."""
+        return any(len(column) > 1 for column in self.columns)
 
     def of(self, shape: Sequence[int]) -> Division | str:
         """Where a variable of this shape is kept: in slices of an axis, or whole."""
-        shape = tuple(shape)
-        if self.axes is not None:
-            axis = self.axes.get(shape)
-            division = None if axis is None else Division.even(shape, self.devices, axis)
-        else:
-            is_large = math.prod(shape) >= LEAST
-            is_cut = is_large and len(self.devices) > 1
-            division = Division.even(shape, self.devices, None, self.others) if is_cut else None
-        first = 0 if self.others is None else self.others.own[0]
-        return self.devices[first] if division is None else division
+        shape, devices = tuple(shape), [column[0] for column in self.columns]
+        axis = self.axes.get(shape)
+        is_cut = axis is not None or (self.cuts_all and math.prod(shape) >= LEAST)
+        division = None
+        if is_cut and len(devices) > 1:
+            division = Division.even(shape, devices, axis, self.others)
+        own = devices[0 if self.others is None else self.others.own[0]]
+        return own if division is None else division.again(self.columns)
 
     def lay_out(self, variables: Iterable[keras.Variable]) -> bool:
         """Moves variables to where they are kept; returns whether one was elsewhere."""
@@ -56,21 +66,21 @@ class Homes:
         return any(moved)
 
 
-def wide_homes(template: keras.Model, devices: Sequence[str]) -> Homes:
-    """Where a model's variables are if large layers are spread over devices."""
+def wide_homes(
+    template: keras.Model, columns: Sequence[Sequence[str]], *, cuts_all: bool = False
+) -> Homes:
+    """Where a model's variables are if large layers are spread over columns of devices."""
     axes: dict[tuple[int, ...], int] = {}
-    if len(devices) > 1:
-        found, names = find_wide(template, len(devices)), names_of(template)
-        for variable in template.variables:
-            if names[id(variable)] in found:
-                # Slots are known by their shapes: equal ones are cut alike.
-                axes.setdefault(tuple(variable.shape), found[names[id(variable)]])
-    return Homes(tuple(devices), axes)
+    if len(columns) > 1:
+        for variable, axis in wide_variables(template, len(columns)):
+            # Slots are known by their shapes: equal ones are cut alike.
+            axes.setdefault(tuple(variable.shape), axis)
+    return Homes(tuple(map(tuple, columns)), axes, cuts_all)
 
 
 def _of_numbers(count: int) -> Homes:
     """Homes on devices of which nothing is known."""
-    return Homes(tuple(map(str, range(count))))
+    return Homes.on(map(str, range(count)))
 
 
 def make_whole(variables: Iterable[keras.Variable], device: str) -> bool:
@@ -83,23 +93,25 @@ def make_whole(variables: Iterable[keras.Variable], device: str) -> bool:
     return any(moved)
 
 
-def elements_of(variable: keras.Variable, count: int) -> tuple[int, ...]:
-    """How many elements each of `count` devices keeps of a variable."""
-    return _elements(variable.shape, division_of(variable), count)
+def elements_of(variable: keras.Variable, devices: Sequence[str]) -> tuple[int, ...]:
+    """How many elements each device keeps of a variable."""
+    return _elements(variable.shape, division_of(variable), devices)
 
 
-def _elements(shape: Sequence[int], division: Division | str | None, count: int) -> tuple[int, ...]:
-    if not isinstance(division, Division):
-        return (math.prod(shape), *[0] * (count - 1))
-    found = [math.prod(division.shape_of(number)) for number in range(len(division.sizes))]
-    return (*found, *[0] * (count - len(found)))
+def _elements(
+    shape: Sequence[int], home: Division | str | None, devices: Sequence[str]
+) -> tuple[int, ...]:
+    if not isinstance(home, Division):
+        return (math.prod(shape), *[0] * (len(devices) - 1))
+    found = {device: math.prod(part) for device, part in home.leaves()}
+    return tuple(found.get(device, 0) for device in devices)
 
 
 def fullest_home(weights: Iterable[keras.Variable], count: int) -> float:
     """The share of all elements that the fullest of `count` devices would have: the first."""
     homes = _of_numbers(count)
     kept = [(one.shape, homes.of(one.shape)) for one in unique(list(weights))]
-    first = sum(_elements(shape, home, count)[0] for shape, home in kept)
+    first = sum(_elements(shape, home, ["0"])[0] for shape, home in kept)
     return first / max(1, sum(math.prod(shape) for shape, _ in kept))
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers, slots_of
 from keras_multigpu.engines.runners import Runner
 from keras_multigpu.engines.tensorflow.names import full_name
-from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable, division_of
+from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable, division_of, parts_of
 from keras_multigpu.engines.tensorflow.weights.division import Division
 from keras_multigpu.engines.tensorflow.weights.rows import add_equal_rows
 from keras_multigpu.engines.values import Tensor
@@ -119,7 +119,7 @@ def move_variable(variable: keras.Variable, home: str | Division) -> bool:
     variables by TensorFlow's id, which the new one takes over. The old one is left empty: functions
     traced with it fail, instead of using stale values.
     """
-    old, before = variable._value, division_of(variable)
+    old, before, stored = variable._value, division_of(variable), parts_of(variable)
     if isinstance(home, Division):
         if before == home:
             return False
@@ -138,7 +138,7 @@ def move_variable(variable: keras.Variable, home: str | Division) -> bool:
                 aggregation=old.aggregation,
             )
             variable._value._unique_id = old._unique_id
-    for one in [old] if before is None else old.parts:
+    for one in stored:
         with tf.init_scope(), tf.device(one.device):
             none = tf.zeros([0], one.dtype)
             tf.raw_ops.AssignVariableOp(resource=one.handle, value=none, validate_shape=False)
