@@ -101,14 +101,16 @@ class Samples:
         return [one for one in states if not keras.backend.is_float_dtype(one.dtype)]
 
     def _settings(self) -> list[tuple[str, Any]]:
-        """The learning rate now, and counters."""
+        """The learning rates now, and counters."""
         optimizer = getattr(self._model, "optimizer", None)
         if not isinstance(optimizer, keras.Optimizer):
             return []
         variables = [one for one in optimizer.variables if not len(one.shape)]
         counters = [one for one in variables if not keras.backend.is_float_dtype(one.dtype)]
-        rate = ("learning_rate", keras.ops.convert_to_tensor(optimizer.learning_rate))
-        return [rate, *((one.path, one._value) for one in counters)]
+        several = getattr(optimizer, "optimizers", [optimizer])  # of a `MultiOptimizer`
+        rates = [keras.ops.convert_to_tensor(one.learning_rate) for one in several]
+        found = [("learning_rate", one) for one in rates]
+        return [*found, *((one.path, one._value) for one in counters)]
 
 
 def alike(bits: Tensor) -> Tensor:

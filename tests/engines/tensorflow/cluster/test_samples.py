@@ -87,6 +87,18 @@ def test_another_rate_is_seen_in_each_step(rate):
     assert Samples(one).describe(2 * len(one.weights)) == "learning_rate=0.1"
 
 
+def test_the_rate_of_each_of_several_optimizers_is_seen():
+    found = []
+    for rate in (0.1, 0.2):
+        of_table, of_others = keras.optimizers.SGD(0.1), keras.optimizers.SGD(rate)
+
+        def choose(variable, table=of_table, others=of_others):
+            return table if "embedding" in variable.path else others
+
+        found.append(taken(build(keras.optimizers.MultiOptimizer(choose)), 1))
+    assert first_other(*found)[1]
+
+
 def test_rounding_is_no_difference():
     one, other = build(), build()
     rng = np.random.default_rng(0)
