@@ -54,11 +54,9 @@ class StateShards:
 
     def widen(self, template: keras.Model) -> None:
         """Has large layers of a model computed in parts, which other devices divide again."""
-        self._wide = {
-            id(one): self._place.of_wide(axis)
-            for one, axis in wide_variables(template, self._place.width)
-        }
-        for one, axis in wide_variables(template, self._place.width):
+        wide = wide_variables(template, self._place.width)
+        self._wide = {id(one): self._place.of_wide(axis) for one, axis in wide}
+        for one, axis in wide:
             # Slots are known by their shapes: equal ones are spread alike.
             self._axes.setdefault(tuple(one.shape), axis)
 
