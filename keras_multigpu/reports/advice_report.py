@@ -132,7 +132,9 @@ def _say(one: Prediction, first: Prediction | None) -> str:
             return f"Faster, but {one.devices} devices do less than half of what they could: {text}"
         # Where another mode gains, the advice is not to stay on one device.
         stay = f"Mode {one.mode!r} gains nothing" if first else "Stay on one device"
-        return f"{stay}: {text}"
+        high = one.speedup_range[1]
+        even = f" Even {high:.2f} is less than half of what they could." if high >= _GAIN else ""
+        return f"{stay}: {text}{even}"
     return f"Measure it{' again' if one.is_measured else ''}: {text}"
 
 
@@ -169,7 +171,8 @@ def describe(one: Prediction) -> str:
 def _facts(one: Prediction) -> str:
     low, high = (f"{end:.2f}" for end in one.speedup_range)
     ends = "" if low == high else f" ({low} to {high})"
-    fast = f"{one.speedup:.2f} times as fast as one{_work(one)}{ends}"
+    times = f"{one.speedup:.2f} times "
+    fast = f"{'' if times == '1.00 times ' else times}as fast as one{_work(one)}{ends}"
     return f"{fast}, an efficiency of {one.efficiency:.0%}; {_blame(one)}"
 
 

@@ -20,6 +20,7 @@ from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import check_alike, in_fresh_thread, unique, value_of
 from keras_multigpu.engines.templates import all_layers, built_in, forget_losses
 from keras_multigpu.engines.tensorflow.acting import acting
+from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster.processes import (
     batches_of,
     by_process,
@@ -137,6 +138,8 @@ class PartitionRunner(Partitioned, DataRunner):
         return {one.path: elements_of(one, names) for one in self.template.weights}
 
     def run(self, call: Call) -> Result:
+        if tf.distribute.has_strategy():
+            check_no_strategy(self.template)
         if self.peers is not None:
             self._check_alone(call)
         return self.partition.call(call)

@@ -56,6 +56,13 @@ def test_a_strategy_without_a_scope_is_none_of_our_business():
     assert train([], strategy).optimizer.iterations == 2
 
 
+def test_a_call_in_a_strategys_replicas_is_refused():
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    parallel = make_parallel(build(), 2)
+    with pytest.raises(ValueError, match="of a MirroredStrategy. Remove the scope"):
+        strategy.run(lambda: parallel(X))
+
+
 @pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
 def test_a_distributed_dataset_is_refused(call):
     strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
