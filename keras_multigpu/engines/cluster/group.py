@@ -154,17 +154,23 @@ class Group(Members):
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
 
     def differs(
-        self, number: int, other: int, what: str, mine: str | Listing = "", ahead: int = 0
+        self,
+        number: int,
+        other: int,
+        what: str,
+        mine: str | Listing = "",
+        ahead: int = 0,
+        both: tuple[str, str] | None = None,
     ) -> ClusterError:
         """The error for a process that differs from another one in its rows, weights, ...
 
         The step in question is `ahead` of the one that has begun.
 
         Some differences (`what`) take a text of this process, or what it computes, `mine`: all
-        processes then call this, and the error has the texts of both.
+        processes then call this, and the error has the texts of `both`, if these aren't known yet.
         """
         problem, cure = DIFFERENCES[what]
-        its, first = self._tell(what, mine, number, other)
+        its, first = both or self._tell(what, mine, number, other)
         step = self.call.begun + ahead
         if its == first != _UNKNOWN:
             first = TOLD_ALIKE.get(what, first)

@@ -113,6 +113,18 @@ def test_other_values_in_one_process(together):
         assert status == 1, output
         assert "(process 1, pid " in output
         assert "Its weights and those of process 0 differ at step" in output
+        assert "an assignment" not in output
+
+
+def test_an_assignment_in_one_process(together):
+    shard, _, ended, _ = together
+    for status, output in (
+        ended.values() if shard == "optimizer" and not spread_script.ON_JAX else ()
+    ):
+        assert status == 1, output
+        assert "(process 1, pid " in output
+        text = "its is 'an assignment of weights', and that of process 0 is 'another call'"
+        assert text in " ".join(output.split())
 
 
 @pytest.mark.usefixtures("_double")

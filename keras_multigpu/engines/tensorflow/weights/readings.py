@@ -89,10 +89,13 @@ class Readings:
             wanted = sorted({one for one, _ in every if one > 0})
             found = {one: self._whole(one, is_wanted=one == kind) for one in wanted}
         if not wanted:
-            for column, what in enumerate(("steps", "weights")):
-                odd = odd_one([one[column] for one in every])
-                if odd is not None:
-                    raise group.differs(*odd, what, _TOLD[kind])
+            kinds, digests = zip(*every)
+            if odd := odd_one(kinds):
+                number, other = odd
+                both = _TOLD[kinds[number]], _TOLD[kinds[other]]
+                raise group.differs(number, other, "steps", both=both)
+            if odd := odd_one(digests):
+                raise group.differs(*odd, "weights")
         return found
 
     def _whole(self, number: int, *, is_wanted: bool) -> Any:
