@@ -100,7 +100,7 @@ def test_what_functions_within_a_step_read():
     assert sorted(str(value) for value, _ in known) == [
         "2.0", "3.0", "4.0", "[(3, 5.0)]", "b'a text'",
     ]  # fmt: skip
-    assert "a table of 1 keys, (3, 5.0)" in {told for _, told in known}
+    assert "a table of 1 key, (3, 5.0)" in {told for _, told in known}
     tables.insert(tf.constant([4], tf.int64), [6.0])
     assert [(3, 5.0), (4, 6.0)] in [one.read()[0] for one in compared]
 
