@@ -62,7 +62,9 @@ def _reduce(program: Program, item: Item, what: Crossing, across: Across) -> Ite
             return [sum_by_hubs(devices, parts, parts_of, what)]
         with tf.name_scope("gradients" if what.is_trained else across.kind):
             if is_sum:
-                return [sum_of(devices, parts, what)]
+                total = sum_of(devices, parts, what)
+                total.set_shape(what.shape)  # the addends may not know it
+                return [total]
             with tf.device(devices.home):
                 return [combine(across.kind, parts)]
 
@@ -70,19 +72,25 @@ def _reduce(program: Program, item: Item, what: Crossing, across: Across) -> Ite
     return program.add(emit, [item], ALL, [item.dtype], name="reduce", gives=0, **more)[0]
 
 
-def gather_all(program: Program, item: Item, layout: Sharded, dim: int, what: Crossing) -> Item:
+def gather_all(program: Program, item: Item, layout: Any, what: Crossing) -> Item:
     """The shards of all processes, one after the other, at each process's home."""
+    shape = list(what.shape or ())
+    dim = shape[layout.axis]
 
     def emit(devices: Any, parts: list[Any]) -> list[Any]:
+        shape[layout.axis] = sum(local.extent(dim, layout)[1] for local in devices.locals)
         with tf.device(devices.home):
-            return [tf.concat(parts, layout.axis)]
+            own = tf.concat(parts, layout.axis)
+        own.set_shape(shape)  # the parts may not know it
+        return [own]
 
     more: Any = {"crossing": what, "across": Across("gather", layout.axis, dim)}
     return program.add(emit, [item], ALL, [item.dtype], name="gather", gives=0, **more)[0]
 
 
-def sum_shards(program: Program, item: Item, layout: Sharded, dim: int, what: Crossing) -> Item:
+def sum_shards(program: Program, item: Item, layout: Any, what: Crossing) -> Item:
     """A shard of the addends' sum over all processes, for each device."""
+    dim = (what.shape or ())[layout.axis]
     own = _reduce(program, item, what, Across("scatter", layout.axis, dim))
 
     def emit(devices: Any, own: Any) -> list[Any]:

@@ -181,19 +181,16 @@ class Forms:
             item = value.forms[value.layout]
             if value.dtype == tf.variant:
                 raise NeedsOthers  # the devices' lists are none of all rows
-            if self.is_joined and isinstance(value.layout, Sharded):
+            if self._crosses_with_others(value, value.layout):
                 what = self._what("gather", value)
-                dim = self._along(value, value.layout)
-                return crossings.gather_all(self.program, item, value.layout, dim, what)
+                return crossings.gather_all(self.program, item, value.layout, what)
             if isinstance(value.layout, (Split, Joined, Sharded, Owned)):
                 return crossings.gather(self.program, item, value.layout)
             assert isinstance(value.layout, Partial)
             return crossings.reduce(self.program, item, value.layout.kind, self._what("sum", value))
         if isinstance(layout, Copied):
             what = self._what("copy", value)
-            is_by_home = WHOLE in value.forms or (
-                self.is_joined and isinstance(value.layout, Sharded)
-            )
+            is_by_home = WHOLE in value.forms or self._crosses_with_others(value, value.layout)
             if isinstance(value.layout, (Split, Joined, Sharded, Owned)) and not is_by_home:
                 item = value.forms[value.layout]
                 return crossings.all_gather(self.program, item, value.layout, what)
@@ -206,12 +203,16 @@ class Forms:
         dim = self._along(value, layout)
         if value.layout == SUM and WHOLE not in value.forms:
             what = self._what("sum", value)
-            if self.is_joined and isinstance(layout, Sharded):
-                return crossings.sum_shards(self.program, value.forms[SUM], layout, dim, what)
+            if self._crosses_with_others(value, layout):
+                return crossings.sum_shards(self.program, value.forms[SUM], layout, what)
             return crossings.reduce_scatter(self.program, value.forms[SUM], layout, dim, what)
         if COPIED in value.forms and isinstance(layout, Sharded):
             return crossings.own_slice(self.program, value.forms[COPIED], layout, value.dims or ())
         return crossings.scatter(self.program, self.get(value, WHOLE), layout, dim)
+
+    def _crosses_with_others(self, value: Value, layout: Layout) -> bool:
+        """Whether several processes have shards of it, of known sizes: many cross in one go."""
+        return self.is_joined and isinstance(layout, Sharded) and is_known(value.dims or ())
 
     def _what(self, kind: str, value: Value) -> Crossing:
         dims: Any = value.dims
