@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops, optimizers
+from support.mesh_models import convolutional
 from support.models import recurrent_beside_wide, wide_perceptron, wide_transformer
 from support.parity import difference, variables
 from support.precision import all_in_double_precision
@@ -22,13 +23,6 @@ ROWS = 23
 def _double():
     with all_in_double_precision():
         yield
-
-
-def _convolutional():
-    inputs = keras.Input((8, 8, 3))
-    x = layers.Conv2D(4, 3, activation="silu")(layers.GaussianNoise(0.1, seed=3)(inputs))
-    x = layers.GroupNormalization(2)(x)
-    return keras.Model(inputs, layers.Dense(3)(layers.Dense(64, "relu")(layers.Flatten()(x))))
 
 
 @keras.saving.register_keras_serializable(package="test_mesh")
@@ -51,7 +45,7 @@ MODELS = {
     "perceptron": (wide_perceptron, (20,)),
     "transformer": (lambda: wide_transformer(dropout=0.1), 9),
     "recurrent": (recurrent_beside_wide, (5, 4)),
-    "convolutional": (_convolutional, (8, 8, 3)),
+    "convolutional": (convolutional, (8, 8, 3)),
     "contrastive": (Contrastive, (20,)),
 }
 OPTIMIZERS = {

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, optimizers
+from support.mesh_models import convolutional
 from support.models import recurrent_beside_wide, wide_perceptron, wide_transformer
 from support.parity import difference, plainly, variables
 from support.precision import all_in_double_precision, keras_in_double_precision
@@ -31,13 +32,6 @@ def _double(monkeypatch):
         yield
 
 
-def _convolutional():
-    inputs = keras.Input((8, 8, 3))
-    x = layers.Conv2D(4, 3, activation="silu")(layers.GaussianNoise(0.1, seed=3)(inputs))
-    x = layers.GroupNormalization(2)(x)
-    return keras.Model(inputs, layers.Dense(3)(layers.Dense(64, "relu")(layers.Flatten()(x))))
-
-
 def _multi_hot():
     places, tokens = keras.Input((3,), dtype="int32"), keras.Input((4,), dtype="int32")
     sums = MultiHotDense(6, 200, activation="relu")(places)
@@ -50,7 +44,7 @@ MODELS = {
     "perceptron": (wide_perceptron, (20,)),
     "transformer": (lambda: wide_transformer(dropout=0.1), 9),
     "recurrent": (recurrent_beside_wide, (5, 4)),
-    "convolutional": (_convolutional, (8, 8, 3)),
+    "convolutional": (convolutional, (8, 8, 3)),
     "multi_hot": (_multi_hot, None),
 }
 OPTIMIZERS = {
