@@ -6,10 +6,10 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from support import large_sums, spread_script
 from support import process_script as script
+from support import spread_script
 from support.precision import all_in_double_precision
-from support.process_runs import run_to_end, running
+from support.process_runs import running
 
 from keras_multigpu import make_parallel
 
@@ -175,7 +175,3 @@ def test_a_killed_process_and_a_backup_for_any_number(tmp_path, monkeypatch):
     for weights in [*found, resumed.get_weights()]:
         for weight, expected in zip(weights, undisturbed.get_weights(), strict=True):
             np.testing.assert_allclose(weight, expected, rtol=2e-5, atol=2e-5)
-
-
-def test_sums_of_large_arrays(tmp_path):
-    run_to_end(large_sums.__file__, tmp_path, "1,1")

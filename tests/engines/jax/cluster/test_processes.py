@@ -6,10 +6,11 @@ import time
 import jax
 import numpy as np
 import pytest
+from support import large_sums
 from support import process_script as script
 from support.boards import Told
 from support.cluster_attacks.on_jax import attack_all
-from support.process_runs import running
+from support.process_runs import run_to_end, running
 
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
@@ -70,3 +71,8 @@ def test_attacks():
         assert "exit status" not in outcome, str(row)
         assert outcome.count("second fit: ClusterError") == 2 * ("interrupted" in row.attack)
         assert row.longest < 60 or row.attack == "large", str(row)
+
+
+@pytest.mark.slow
+def test_sums_of_large_arrays(tmp_path):
+    run_to_end(large_sums.__file__, tmp_path, "1,1")

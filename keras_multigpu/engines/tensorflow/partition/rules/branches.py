@@ -41,8 +41,8 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     graph = graph_of(op, "f")
     if graph is None:
         return None
-    found = FUNCTIONS.get(graph.name, lambda *_: None)(planner, op, values)
-    if found is not None and len(found) == len(op.outputs):  # not of a tape's variant of it
+    found = FUNCTIONS.get((graph.name, len(op.outputs)), lambda *_: None)(planner, op, values)
+    if found is not None:
         return found, "spread"
     if not is_compiled_call(op) or planner.way == EACH_DEVICE:
         return planner.run_call(op, graph, values)

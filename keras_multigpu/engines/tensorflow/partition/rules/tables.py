@@ -239,8 +239,13 @@ def _by_weights(planner: Any, op: tf.Operation, values: list[Value]) -> list[Val
     return [_summed(planner, op, emit, values, table.dims, indices.dims)]
 
 
-FUNCTIONS = {SUMS: _sums, GRADIENT: _gradient, ROWS: _gradient, BY_WEIGHTS: _by_weights}
-"""{name of a function that is called: rule}."""
+FUNCTIONS = {
+    (SUMS, 1): _sums,
+    (GRADIENT, 1): _gradient,
+    (ROWS, 2): _gradient,
+    (BY_WEIGHTS, 1): _by_weights,
+}
+"""{name and number of results of a function that is called: rule}; a tape's variant has more."""
 
 
 def _rows(value: Value) -> Any:
