@@ -51,11 +51,22 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
+def as_number(value: Any) -> int | None:
+    """The integer that a number or a text stands for; `None` if it is none."""
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() else None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    return as_integer(value)
+
+
 def positive_integer(name: str, value: Any, hint: str = "", *, expected: str = "") -> int:
     """A positive integer; `expected` says what else is allowed, `hint` how to fix it."""
     number = as_integer(value)
     if number is None or number < 1:
         kind = "" if type(value) is int else f" (of type {type(value).__name__})"
+        meant = None if type(value) is int else as_number(value)
+        hint = hint or (f"Write `{name}={meant}`." if meant and meant > 0 else "")
         raise ValueError(
             f"`{name}` must be a positive integer{expected}. Received: {name}={short(value)}{kind}."
             + (f" {hint}" if hint else "")
@@ -136,10 +147,19 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
     if not (value is None or isinstance(value, str)) or value not in choices:
         words = ["None" if choice is None else f'"{choice}"' for choice in choices]
         expected = " or ".join([", ".join(words[:-1]), words[-1]])
-        meant = choices[-1] if value is True else getattr(value, "name", None)
+        meant = getattr(value, "name", getattr(value, "__name__", value))
+        meant = _OTHER_NAMES.get(meant, meant) if isinstance(meant, str) else None
+        meant = choices[-1] if value is True else meant
         hint = f" Write `{name}={meant!r}`." if meant is not None and meant in choices else ""
         hint = hint or did_you_mean(value, choices)
         raise ValueError(f"`{name}` must be {expected}. Received: {name}={short(value)}.{hint}")
+
+
+_OTHER_NAMES = {
+    **{"bf16": "bfloat16", "fp16": "float16", "half": "float16"},
+    **{"zero1": "optimizer", "zero2": "optimizer", "zero3": "weights", "fsdp": "weights"},
+}
+"""What other libraries call a choice: {name there: name here}."""
 
 
 def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
@@ -157,6 +177,8 @@ def check_model(model: Any, hint: str = "") -> None:
             hint = " Create the model first: pass `YourModel()`."
         elif isinstance(model, (str, os.PathLike)):
             hint = " Load it first: `keras.saving.load_model(path)`."
+        elif model is None:
+            hint = " If a function makes the model: does it `return` it?"
         elif as_integer(model) is not None:
             hint = f" The model comes first: `make_parallel(model, {model})`."
         elif isinstance(model, (list, tuple)) and all(isinstance(x, keras.Model) for x in model):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import number_of, positive_integer
-from keras_multigpu.meant import as_number, find_cure, is_object, name_of
+from keras_multigpu.arguments import as_number, number_of, positive_integer
+from keras_multigpu.meant import find_cure, is_object, name_of
 
 _HINT = "Give the number of devices, 1 or more; 1 runs the same way on one device."
 
@@ -239,7 +240,10 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
 
 def _why(unknown: Sequence[str]) -> str:
     """Why there is no GPU, if one is asked for."""
-    if engines.current().list_devices("gpu") or not any(one.startswith("gpu:") for one in unknown):
+    gpus = engines.current().list_devices("gpu")
+    if gpus and any("cuda" in one.lower() for one in unknown):
+        return f' Keras names a GPU "{gpus[0]}".'
+    if gpus or not any(re.search("gpu:|cuda", one.lower()) for one in unknown):
         return ""
     return f" No GPU is here: {'; '.join(explain_no_gpus())}."
 

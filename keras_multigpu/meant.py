@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import as_integer
+from keras_multigpu.arguments import as_number
 
 
 def name_of(device: Any) -> str | None:
@@ -45,15 +45,6 @@ def find_place_of_strategy(value: Any) -> str:
     if names:
         return f" Write `devices={names}{_width(value)}`."
     return " Leave it out: a parallel model needs no strategy. Name the devices (`devices`)."
-
-
-def as_number(value: Any) -> int | None:
-    """The integer that a number or a text stands for; `None` if it is none."""
-    if isinstance(value, str):
-        return int(value) if value.isdecimal() else None
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else None
-    return as_integer(value)
 
 
 def _has_mesh(value: Any) -> bool:

@@ -173,8 +173,10 @@ class PlanReport(Report):
         if not fitting:
             known = [one.memory for one in self.choices if one.memory is not None]
             least = f" The least is {show_bytes(min(known))} on a device." if known else ""
+            ways = len(self.choices)
+            none = f"None of {ways} ways fits" if ways > 1 else "The only way does not fit"
             return (
-                f"None of {len(self.choices)} ways fits.{least} Give more devices, devices with "
+                f"{none}.{least} Give more devices, devices with "
                 f"more memory, or a smaller batch.{_doubt_division(self.choices)}"
             )
         best, time = fitting[0], show_seconds(fitting[0].update_s)

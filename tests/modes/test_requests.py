@@ -16,6 +16,7 @@ from support.scripts import run_python
 
 import keras_multigpu
 from keras_multigpu import engines, list_devices, make_parallel, parallel, use_virtual_devices
+from keras_multigpu.arguments import check_choice
 from keras_multigpu.devices import choose_again, choose_devices, warn_of_apart
 
 pytestmark = pytest.mark.thin(4)
@@ -151,6 +152,29 @@ def test_unknown_modes_and_options():
         make_parallel(_model(), 2, wire_dtype="int8")
     with pytest.raises(ValueError, match="wire_dtype=<class 'numpy.float16'>"):
         make_parallel(_model(), 2, wire_dtype=np.float16)
+
+
+def test_what_other_libraries_call_a_choice_is_understood():
+    for name, given, here in [
+        ("model_devices", "2", 2),
+        ("model_devices", 2.0, 2),
+        ("shard", "zero3", "weights"),
+        ("shard", "zero1", "optimizer"),
+        ("shard", True, "weights"),
+    ]:
+        with pytest.raises(ValueError, match=f"Write `{name}={here!r}`"):
+            make_parallel(_model(), 4, **{name: given})
+    for given, here in [("bf16", "bfloat16"), ("half", "float16"), (np.float16, "float16")]:
+        with pytest.raises(ValueError, match=f"Write `wire_dtype='{here}'`"):
+            check_choice("wire_dtype", given, None, "bfloat16", "float16")
+    for given in (8, ["bfloat16"], None):
+        with pytest.raises(ValueError, match=r"Received: wire_dtype=[^.]*\.$"):
+            check_choice("wire_dtype", given, "bfloat16", "float16")
+
+
+def test_a_function_that_returns_no_model():
+    with pytest.raises(ValueError, match="does it `return` it"):
+        make_parallel(None)
 
 
 def test_what_a_plan_says_is_best_comes_by_name():

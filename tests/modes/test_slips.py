@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.models import mlp
 
-from keras_multigpu import make_parallel, reports
+from keras_multigpu import engines, make_parallel, reports
 
 ON_JAX = keras.backend.backend() == "jax"
 
@@ -332,5 +332,14 @@ def test_the_arguments_with_rows_are_proposed():
 
 
 def test_why_there_is_no_gpu_is_told():
-    with pytest.raises(ValueError, match=r"'gpu:7'\] are unknown. No GPU is here: "):
-        make_parallel(mlp(), devices=["gpu:7"])
+    for name in ("gpu:7", "/gpu:7", "cuda:7"):
+        with pytest.raises(ValueError, match=rf"'{name}'\] are unknown. No GPU is here: "):
+            make_parallel(mlp(), devices=[name])
+
+
+def test_what_keras_calls_a_gpu_is_told(monkeypatch):
+    engine = engines.current()
+    found = {"gpu": ("gpu:0", "gpu:1"), "cpu": ("cpu:0",)}
+    monkeypatch.setattr(type(engine), "list_devices", lambda self, kind: found[kind])
+    with pytest.raises(ValueError, match=r"are unknown. Keras names a GPU \"gpu:0\"."):
+        make_parallel(mlp(), devices=["cuda:0", "cuda:1"])

@@ -410,6 +410,8 @@ def test_one_device_that_fits_and_wins():
     assert told in undivided.notes[0]
     none = PlanReport([_choice(5e9, 0.03, False, rows=63), _choice(7e9, 0.02, False, devices=1)], 2)
     assert none.notes[0].startswith("None of 2 ways fits.")
+    only = PlanReport([_choice(7e9, 0.02, False, devices=1)], 1)
+    assert only.notes[0].startswith("The only way does not fit.")
     assert told in none.notes[0]
     only = PlanReport([alone], 1)
     assert only.title == "Plan for 1 device"

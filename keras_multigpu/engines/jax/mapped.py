@@ -34,7 +34,8 @@ def map_devices(
             check_vma=False,  # loops in a model start from constants, equal on all devices
         )
         return mapped(own, *common)
-    results = []
+    results, first = [], place.mesh.devices.flat[0]
+    common = jax.tree.map(lambda value: _at_home(value, first), common)
     for number, device in enumerate(place.mesh.devices.flat):
         part = jax.tree.map(lambda value, n=number: _part(value, n, place.count), own)
         # One by one: with a value that is being differentiated, the others would be, too.
@@ -42,6 +43,11 @@ def map_devices(
         results.append(jax.device_put(function(*given), place.replicated))
     joined = jax.tree.map(lambda *parts: jax.numpy.concatenate(parts), *results)
     return jax.device_put(joined, place.sharded)
+
+
+def _at_home(value: Any, device: Any) -> Any:
+    """A value whose gradients, of all devices, come to one; NumPy's values have no device."""
+    return jax.device_put(value, device) if isinstance(value, jax.core.Tracer) else value
 
 
 def _part(value: Any, number: int, count: int) -> Any:

@@ -57,6 +57,13 @@ def test_no_weight_and_no_gradient_crosses(rng):
         assert "8,2]" not in line, line
 
 
+def test_gradients_of_inputs_come_home(rng):
+    parallel = make_parallel(_template(), 2, mode="tower")
+    x = rng.normal(size=(5, 6)).astype("float32")
+    gradient = jax.grad(lambda x: parallel(x).sum())
+    np.testing.assert_allclose(gradient(x), jax.jit(gradient)(x), rtol=1e-5)
+
+
 def _is_collective(line):
     names = ("all-reduce(", "all-gather(", "all-to-all(", "collective-permute(")
     return any(name in line for name in names)
