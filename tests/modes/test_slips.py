@@ -8,6 +8,7 @@ import pytest
 from support.models import mlp
 
 from keras_multigpu import engines, make_parallel, reports
+from keras_multigpu.devices import choose_devices
 
 ON_JAX = keras.backend.backend() == "jax"
 
@@ -341,5 +342,8 @@ def test_what_keras_calls_a_gpu_is_told(monkeypatch):
     engine = engines.current()
     found = {"gpu": ("gpu:0", "gpu:1"), "cpu": ("cpu:0",)}
     monkeypatch.setattr(type(engine), "list_devices", lambda self, kind: found[kind])
+    if keras.backend.backend() == "jax":  # which has this name, too
+        assert choose_devices(None, ["cuda:0", "cuda:1"]) == ("gpu:0", "gpu:1")
+        return
     with pytest.raises(ValueError, match=r"are unknown. Keras names a GPU \"gpu:0\"."):
         make_parallel(mlp(), devices=["cuda:0", "cuda:1"])
