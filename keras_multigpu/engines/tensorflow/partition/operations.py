@@ -99,13 +99,14 @@ def operation(
 
     `guard`: for a kernel that may not be trusted with no rows.
     """
-    attributes, kind, write = attributes_of(op), op.type, create
+    kind, write, attributes = op.type, create, attributes_of(op)
+    functions = _functions_of(op, attributes)
     if signature is not None:
         write = signature.write or create
         kind = signature.kind or kind
         attributes = {**attributes, **signature.attributes}
         attributes = {name: one for name, one in attributes.items() if one is not None}
-    count, name, functions = len(op.inputs), op.name, _functions_of(op)
+    count, name = len(op.inputs), op.name
     types = [tensor.dtype for tensor in op.outputs]
     ranks = [tensor.shape.rank for tensor in op.outputs]
 
@@ -153,9 +154,9 @@ def guard_of(signature: Signature, label: Any, unit: Unit | None) -> Guard | Non
     return Guard(unit, shapes)
 
 
-def _functions_of(op: tf.Operation) -> list[Any]:
+def _functions_of(op: tf.Operation, attributes: Mapping[str, Any]) -> list[Any]:
     """The functions that it calls which only its graph knows: those of `tf.compat.v1`'s kind."""
-    names = [one.func.name for one in op.node_def.attr.values() if one.HasField("func")]
+    names = [one.func.name for one in attributes.values() if one.HasField("func")]
     functions = [op.graph._get_function(name) for name in names]
     return [one for one in functions if one is not None and not hasattr(one, "graph")]
 
