@@ -38,7 +38,10 @@ _WITH_EXTRAS = ("sparse", "zoo")  # imported where they are used
 
 def __getattr__(name: str) -> Any:
     if name not in _WITH_EXTRAS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = f"module {__name__!r} has no attribute {name!r}"
+        text += ". Keras 2's is `make_parallel` here" if name == "multi_gpu_model" else ""
+        # With these two Python asks "Did you mean ...?".
+        raise AttributeError(text, name=name, obj=sys.modules[__name__])
     try:
         return importlib.import_module(f"keras_multigpu.{name}")
     except ImportError as error:  # so that `hasattr`, `help` and completion work without the extra

@@ -24,6 +24,11 @@ from keras_multigpu.launched import find_place
 
 __all__ = ["ClusterError", "connect", "disconnect", "join", "serve"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _HOST_AND_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
 _NO_PASSWORD = (
     "TensorFlow's server asks for no password and encrypts nothing: whoever reaches it can run "

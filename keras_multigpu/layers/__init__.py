@@ -17,3 +17,7 @@ __all__ = [
     "WeightedMix",
     "mean_mix",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import short
+from keras_multigpu.arguments import check_flag, short
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.described import DescribedModel
@@ -138,7 +138,8 @@ class ParallelModel(DescribedModel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; builds the template first if it is not built."""
-        note_use(self)
+        if kwargs.get("training"):  # others build the model, or look at its outputs
+            note_use(self)
         if not engines.is_built(self):
             with computing(self):
                 self._parallel_build(args, kwargs)
@@ -204,6 +205,7 @@ class ParallelModel(DescribedModel):
                 f"step={step!r}. Write `parallel.function(step)`, and call the result; or, without "
                 "options, `@parallel.function` above the step, without brackets."
             )
+        check_flag("jit_compile", jit_compile, "as TensorFlow does")
         if rows is not None and (isinstance(rows, str) or not isinstance(rows, Collection)):
             raise ValueError(
                 f"`rows` must be a tuple of arguments' numbers or names. Received: rows={rows!r}. "

@@ -57,7 +57,8 @@ class ModelParallel(ParallelModel):
             )
         elif 0 < used < count and placement is None:
             warnings.warn(
-                f"{count - used} of {count} devices get no layer in mode 'model'. Received: "
+                f"{count - used} of {count} devices {_get(count - used)} no layer in mode 'model'. "
+                "Received: "
                 f"{self.template.name!r}, whose layers make "
                 f"{number_of(used, 'stage')}. Give `n_gpus={used}`, or `mode='data'`; or, "
                 "if it has large `Dense`, `EinsumDense`, `Embedding` or attention layers, "
@@ -105,7 +106,8 @@ class ModelParallel(ParallelModel):
 
     def _parallel_describe(self) -> str:
         idle = self._parallel_idle
-        return super()._parallel_describe() + (f"; {idle} of them get no layer" if idle else "")
+        told = f"; {idle} of them {_get(idle)} no layer" if idle else ""
+        return super()._parallel_describe() + told
 
     def _parallel_least_bytes(self, rows: int) -> int | None:
         """As in all modes: the bytes that the default placement would send."""
@@ -116,3 +118,7 @@ class ModelParallel(ParallelModel):
             "The layers of a model are placed once, when it is made parallel. Received: a call of "
             f"`{method}`. Change the template's layers, and make it parallel again."
         )
+
+
+def _get(devices: int) -> str:
+    return "gets" if devices == 1 else "get"

@@ -34,3 +34,7 @@ __all__ = [
     "scaling",
     "transfers",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

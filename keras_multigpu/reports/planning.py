@@ -103,6 +103,8 @@ def plan(
     notes += [*why_not, *(subject.doubts if count > 1 else [])]
     if any(one.parts > 1 for one in choices):
         notes += _changes(model)
+    if not any(one.fits for one in choices):
+        notes += _not_counted(count)
     left_out = "they are left out, and a step needs more than this."
     notes += tell_unknown(plain[search.rows].unknown, left_out)
     settings = {**subject.describe(), "memory of a device": show_bytes(limit)}
@@ -153,6 +155,19 @@ def _refuse_placement(subject: Subject, count: int) -> None:
         warnings.simplefilter("error", UserWarning)
         engines.current().model_runner.check(request)
     subject.find_cut(count, subject.batch_size, subject.sizes)
+
+
+def _not_counted(count: int) -> list[str]:
+    """Where to look if nothing fits: at what divides each large layer, beside mode `"model"`."""
+    ways = [] if engines.current().partitions else ["mode='model', placement='spread'"]
+    if count % 2 == 0 and (ways or count > 2):
+        ways.append("model_devices=2")
+    if count == 1 or not ways:
+        return []
+    return [
+        f"Not counted here: {' and '.join(ways)}, which divide{'s' * (len(ways) == 1)} each large "
+        f"layer. Count with `reports.memory(make_parallel(model, {count}, {ways[0]}), batch)`."
+    ]
 
 
 def _changes(model: keras.Model) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -238,6 +239,12 @@ class Training:
         return watch
 
 
+def _repeat(rows: np.ndarray, times: int) -> Any:
+    """The rows, several times; Keras takes texts as tensors only."""
+    repeated = np.concatenate([rows] * times)
+    return keras.ops.convert_to_tensor(repeated) if repeated.dtype == object else repeated
+
+
 class Steps:
     """Steps of a parallel model on one batch."""
 
@@ -260,7 +267,7 @@ class Steps:
         first = self._training.model.steps_per_execution  # of an epoch: these are not timed
         batches = max(min(steps + first, most), first + 1)
         epochs = -(-steps // (batches - first))
-        x, y = map_arrays(lambda part: np.concatenate([part] * batches), self._batch)
+        x, y = map_arrays(functools.partial(_repeat, times=batches), self._batch)
         watch = self._training.fit(x=x, y=y, batch_size=len(arrays[0]), epochs=epochs)
         assert watch.step_seconds is not None
         assert watch.step_cpu_seconds is not None

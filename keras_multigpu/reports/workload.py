@@ -212,6 +212,12 @@ def find_cut(
     check_placement(placement, devices)
     graph = read_graph(model)
     numbers = place_by_names(graph, placement) if placement else choose_placement(graph, devices)
+    used = len(set(numbers))
+    if used < devices and not placement:
+        raise ValueError(
+            f"Devices would get no layer. Received: {devices} devices, and {model.name!r}, whose "
+            f"layers make {number_of(used, 'stage')}."
+        )
     crossings = costs.find_crossings(*costs.with_loss(graph, numbers))
     between = [one for one in crossings if one.maker is not None]
     return Cut(

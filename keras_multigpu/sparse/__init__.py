@@ -23,3 +23,7 @@ __all__ = [
     "collision_probability",
     "expected_collisions",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -41,3 +41,7 @@ __all__ = [
     "recommend",
     "wide",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_multigpu.arguments import check_choice, check_model, positive_integer
-from keras_multigpu.zoo.ratings import Ratings
+from keras_multigpu.zoo.ratings import Ratings, check_ratings
 
 
 def recommend(
@@ -52,6 +52,7 @@ def recommend(
         ([20, 30], [10])
     """
     check_predicts(model)
+    check_ratings("ratings", ratings)
     count = positive_integer("count", count)
     if isinstance(users, str) or not (users is None or isinstance(users, Iterable)):
         raise ValueError(

@@ -1,5 +1,6 @@
 """Where several devices are there, and one would be used without a word."""
 
+import contextlib
 import copy
 import gc
 import inspect
@@ -48,6 +49,14 @@ reported = pytest.mark.parametrize(
     ],
     ids=["memory", "transfers", "advise", "scaling"],
 )
+
+
+def test_a_call_that_builds_is_no_use():
+    for training, is_use in ((None, False), (False, False), (True, True)):
+        model = build()
+        make_parallel(model, 2)(X, training=training)
+        with contextlib.nullcontext() if is_use else pytest.warns(UserWarning, match=NEVER_USED):
+            model.fit(X, Y, verbose=0)
 
 
 @reported

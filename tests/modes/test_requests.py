@@ -617,10 +617,15 @@ def test_modules_with_extras_are_there_when_they_are_used():
         "print({'keras_multigpu.zoo', 'keras_multigpu.sparse'} & set(sys.modules))\n"
         "print(k.zoo.wide.__name__, k.sparse.HashEncoder.__name__)\n"
         "print(sorted(set(dir(k)) - set(k.__all__)))\n"
+        "rooms = k.cluster, k.layers, k.reports, k.sparse, k.zoo\n"
+        "print([sorted(one.__all__) == dir(one) for one in rooms])\n"
+        "try:\n    k.multi_gpu_model\nexcept AttributeError as error:\n    print(error)\n"
         "k.toast\n"
     )
     done = run_python("-c", code)
-    assert done.stdout.split("\n")[:3] == ["set()", "wide HashEncoder", "['sparse', 'zoo']"]
+    lines = done.stdout.split("\n")
+    assert lines[:4] == ["set()", "wide HashEncoder", "['sparse', 'zoo']", str([True] * 5)]
+    assert lines[4].endswith("'multi_gpu_model'. Keras 2's is `make_parallel` here")
     assert "AttributeError: module 'keras_multigpu' has no attribute 'toast'" in done.stderr
     code = _HIDE.format(hidden=["xxhash"]) + (
         "import keras_multigpu as k, pydoc\n"

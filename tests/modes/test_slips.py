@@ -332,6 +332,11 @@ def test_the_arguments_with_rows_are_proposed():
         step(np.ones((70, 6)), np.ones(3), y=np.ones((70, 2)))
 
 
+def test_a_text_is_no_choice_of_a_compiler():
+    with pytest.raises(ValueError, match="`jit_compile` must be True, False, or None"):
+        make_parallel(mlp(), 2).function(lambda x: x, jit_compile="no")
+
+
 def test_why_there_is_no_gpu_is_told():
     for name in ("gpu:7", "/gpu:7", "cuda:7"):
         with pytest.raises(ValueError, match=rf"'{name}'\] are unknown. No GPU is here: "):

@@ -418,6 +418,22 @@ def test_one_device_that_fits_and_wins():
     assert only.notes[0].startswith("The fastest that fits takes 20.0 ms: train the model as it is")
 
 
+def test_ways_that_are_not_counted_are_named_if_nothing_fits(model):
+    on_jax = keras.backend.backend() == "jax"  # mode "model" divides large layers there
+    note = next((one for one in _plan(model, "1 kB").notes if one.startswith("Not counted")), "")
+    assert ("placement='spread' and model_devices=2, which divide each" in note) is not on_jax
+    assert not any(one.startswith("Not counted") for one in _plan(model, "1 GB").notes)
+
+
+def test_a_way_without_layers_for_all_devices_is_left_out():
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(4), layers.Dense(2)])
+    model.compile("adam", "mse")
+    found = reports.plan(model, 64, 4, memory="1 GB", link=LINK, step_seconds=0.1)
+    if keras.backend.backend() == "tensorflow":
+        assert "model" not in {one.mode for one in found.choices}
+        assert any("layers make 2 stages" in note for note in found.notes)
+
+
 def test_one_device_needs_no_link(model):
     given = {"memory": "1 GB", "link": LINK, "step_seconds": 0.1}
     assert "link" not in reports.plan(model, 8, 1, **given).settings

@@ -225,7 +225,8 @@ def test_data_that_end_early(data, epochs):
     assert [one.steps for one in report.runs] == [made]
     assert all(1000 * one.step_seconds > one.seconds[0] for one in report.runs)
     found = [note for note in report.notes if note.startswith("The data ended early")]
-    assert f"steps=1000 in each of {epochs} epochs, and the runs had {made} batches" in found[0]
+    asked = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+    assert f"steps=1000 in each of {asked}, and the runs had {made} batches" in found[0]
 
 
 def test_steps_do_not_change_the_size_of_a_batch(data):

@@ -126,6 +126,12 @@ def test_texts_are_given_as_they_are():
     given = {"inputs": texts, "targets": np.zeros((16, 2)), "step_seconds": 0.01}
     assert reports.advise(model, 8, n_gpus=(2,), modes=("data",), **given).predictions
     assert reports.plan(model, 8, 2, memory="1 GB", **given).choices
+    given = {
+        "inputs": keras.ops.convert_to_tensor(texts),
+        "targets": np.zeros((16, 2)),
+        "steps": 1,
+    }  # timed
+    assert reports.plan(model, 8, 2, memory="1 GB", link="pcie4", **given).choices
 
 
 class OfPairs(keras.Model):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from keras_multigpu.zoo import Ratings, evaluate_ratings, make_ratings, read_ratings
+from keras_multigpu.zoo import Ratings, evaluate_ratings, make_ratings, read_ratings, recommend
 
 pytestmark = pytest.mark.backend_free
 
@@ -133,6 +133,11 @@ def test_by_item_and_by_user_are_one_score(ratings):
         for by, one in (("user", table), ("item", table.T))
     ]
     assert scores[0] == scores[1]
+
+
+def test_what_are_no_ratings():
+    with pytest.raises(TypeError, match="`ratings` must be `Ratings`.*Received: 3"):
+        recommend(constant([[5, 5], [5, 1]]), 3)
 
 
 def test_unknown_names_of_another_file():
