@@ -87,6 +87,9 @@ def test_another_rate_is_seen_in_each_step(rate):
     assert Samples(one).describe(2 * len(one.weights)) == "learning_rate=0.1"
 
 
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this version of Keras has none"
+)
 def test_the_rate_of_each_of_several_optimizers_is_seen():
     found = []
     for rate in (0.1, 0.2):
