@@ -138,7 +138,7 @@ class ParallelModel(DescribedModel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; builds the template first if it is not built."""
-        if kwargs.get("training"):  # others build the model, or look at its outputs
+        if kwargs.get("training") is True:  # others build the model, or look at its outputs
             note_use(self)
         if not engines.is_built(self):
             with computing(self):
