@@ -215,8 +215,9 @@ def find_cut(
     used = len(set(numbers))
     if used < devices and not placement:
         raise ValueError(
-            f"Devices would get no layer. Received: {devices} devices, and {model.name!r}, whose "
-            f"layers make {number_of(used, 'stage')}."
+            f"In mode 'model' {devices - used} of {devices} devices would get no layer. Received: "
+            f"{model.name!r}, whose layers make {number_of(used, 'stage')}. Take "
+            f"{number_of(used, 'device')}."
         )
     crossings = costs.find_crossings(*costs.with_loss(graph, numbers))
     between = [one for one in crossings if one.maker is not None]
