@@ -25,7 +25,7 @@ from keras_multigpu.engines.tensorflow.partition.planner import Record
 from keras_multigpu.engines.tensorflow.partition.step import spread
 from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
-from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order
+from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order, values_of
 from keras_multigpu.engines.tensorflow.weights.homes import Homes, make_whole
 from keras_multigpu.engines.tensorflow.weights.placing import (
     FollowingRunner,
@@ -222,6 +222,7 @@ class Partition:
         args, kwargs = call
         if is_one_device() or self.is_one_device:
             return Result(self._template(*args, **kwargs))
+        call = args, kwargs = values_of(call)
         order, is_mesh = self.order(call), self._width > 1
         # What the groups divide again, a step for all devices can read in parts.
         is_alone = self.homes is not None and self.homes.are_again

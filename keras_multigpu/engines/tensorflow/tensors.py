@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 # TensorFlow's own check for tapes that watch a tensor; there is no public one.
@@ -19,6 +20,18 @@ def tensors_of(structure: Any) -> list[Tensor]:
     return [
         part for part in tf.nest.flatten(structure, expand_composites=True) if tf.is_tensor(part)
     ]
+
+
+def values_of(structure: Any) -> Any:
+    """A structure with the values of its variables: whoever asks a tape knows tensors only."""
+    kinds = (tf.Variable, keras.Variable)
+    if not any(isinstance(one, kinds) for one in tf.nest.flatten(structure)):
+        return structure
+
+    def value(one: Any) -> Any:
+        return tf.convert_to_tensor(one) if isinstance(one, kinds) else one
+
+    return tf.nest.map_structure(value, structure)
 
 
 def floats(structure: Any) -> list[Tensor]:

@@ -182,3 +182,21 @@ def test_outputs_without_gradients_by_others_are_spread(rng):
     parallel = make_parallel(_chained(stops=True), 3)
     function = tf.function(lambda x: _of_one_output_by_another(parallel, x), autograph=False)
     assert function(x) is None
+
+
+@pytest.mark.parametrize("shard", [None, "weights"])
+@pytest.mark.parametrize("make", [tf.Variable, keras.Variable])
+@pytest.mark.filterwarnings("ignore:.*called eagerly under a tape", "ignore:.*spreads nothing")
+def test_a_variable_as_the_input_has_a_gradient(make, shard, rng):
+    """As in style transfer, or where an input is looked for."""
+    sought = make(rng.normal(size=(7, 6)).astype("float32"))
+    plain, parallel = mlp(), make_parallel(mlp(), 4, shard=shard)
+
+    def step(model):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(sought) ** 2)
+        return tape.gradient(loss, [getattr(sought, "_value", sought), *model.trainable_variables])
+
+    expected = step(plain)
+    assert difference(expected, step(parallel)) < 1e-5
+    assert difference(expected, tf.function(lambda: step(parallel))()) < 1e-5
