@@ -106,7 +106,7 @@ USES = {
     "train_on_batch": lambda parallel: parallel.train_on_batch(X, Y),
     "test_on_batch": lambda parallel: parallel.test_on_batch(X, Y),
     "predict_on_batch": lambda parallel: parallel.predict_on_batch(X),
-    "call": lambda parallel: parallel(X),
+    "call": lambda parallel: parallel(X, training=True),
 }
 
 
