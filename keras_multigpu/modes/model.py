@@ -58,8 +58,7 @@ class ModelParallel(ParallelModel):
         elif 0 < used < count and placement is None:
             warnings.warn(
                 f"{count - used} of {count} devices {_get(count - used)} no layer in mode 'model'. "
-                "Received: "
-                f"{self.template.name!r}, whose layers make "
+                f"Received: {self.template.name!r}, whose layers make "
                 f"{number_of(used, 'stage')}. Give `n_gpus={used}`, or `mode='data'`; or, "
                 "if it has large `Dense`, `EinsumDense`, `Embedding` or attention layers, "
                 "`placement='spread'`, which divides them.",

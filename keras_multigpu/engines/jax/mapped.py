@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.placement import Placement
 
 
@@ -47,7 +48,7 @@ def map_devices(
 
 def _at_home(value: Any, device: Any) -> Any:
     """A value whose gradients, of all devices, come to one; NumPy's values have no device."""
-    return jax.device_put(value, device) if isinstance(value, jax.core.Tracer) else value
+    return jax.device_put(value, device) if is_traced(value) else value
 
 
 def _part(value: Any, number: int, count: int) -> Any:

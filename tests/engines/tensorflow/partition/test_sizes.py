@@ -45,7 +45,8 @@ def _dims(draw):
     return result
 
 
-busy = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine
+# On a machine that may be busy.
+busy = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @busy
