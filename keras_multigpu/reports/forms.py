@@ -9,6 +9,7 @@ import io
 import math
 import numbers
 import os
+import pathlib
 import platform
 import re
 import sys
@@ -176,6 +177,13 @@ def count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def free_memory() -> float:
+    """The bytes of this host's memory that programs may still take; infinite if it does not say."""
+    path = pathlib.Path("/proc/meminfo")
+    found = re.search(r"MemAvailable:\s*(\d+)", path.read_text()) if path.exists() else None
+    return 1024.0 * int(found[1]) if found else math.inf
 
 
 def are_virtual(devices: Sequence[str]) -> bool:

@@ -81,8 +81,12 @@ def _find_ranges(model: keras.Model) -> Iterator[int]:
 
 
 def take_rows(arrays: Any, rows: int) -> Any:
-    """The first rows of arrays in any structure; `None` stays `None`."""
-    return map_arrays(lambda part: part[:rows], arrays)
+    """The first rows of arrays in any structure, repeated if there are fewer; `None` stays."""
+
+    def take(part: Any) -> Any:
+        return part[:rows] if len(part) >= rows else np.resize(part, (rows, *part.shape[1:]))
+
+    return map_arrays(take, arrays)
 
 
 def map_arrays(function: Callable[[Any], Any], arrays: Any) -> Any:
@@ -133,18 +137,16 @@ def check_rows(given: Any) -> None:
         )
 
 
-def check_given(model: keras.Model, inputs: Any, targets: Any, batch_size: int) -> None:
-    """Enough rows, and a loss for the targets."""
-    for name, arrays in {"inputs": inputs, "targets": targets}.items():
-        shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
-        is_short = not shapes or any(not shape or shape[0] < batch_size for shape in shapes)
-        if arrays is not None and is_short:
-            raise ValueError(
-                f"`{name}` must have at least batch_size={number_of(batch_size, 'row')}, to time a "
-                f"step on a whole batch. Received: {name} of the shapes {shapes}. Give "
-                f"{number_of(batch_size, 'row')} or more."
-            )
-    if targets is not None and not model.compiled:
+def check_given(name: str, arrays: Any, model: keras.Model, batch_size: int) -> None:
+    """Enough rows of inputs or targets, and a loss for targets."""
+    shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
+    if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
+        raise ValueError(
+            f"`{name}` must have at least batch_size={number_of(batch_size, 'row')}, to time a "
+            f"step on a whole batch. Received: {name} of the shapes {shapes}. Give "
+            f"{number_of(batch_size, 'row')} or more."
+        )
+    if name == "targets" and not model.compiled:
         raise ValueError(
             "`targets` are compared by the loss that a model is compiled with. Received: "
             f"`targets`, and model={model.name!r}, which is not compiled. Compile it, or leave "

@@ -137,7 +137,8 @@ def check_modes(
         raise ValueError(
             "In mode 'data' `n_gpus` must not exceed the "
             f"batch_size={number_of(batch_size, 'row')} of a batch: further devices would get no "
-            f"rows. Received: n_gpus={tuple(counts)!r}. Give fewer devices, or a larger batch."
+            f"rows. Received: n_gpus={counts[0] if len(counts) == 1 else tuple(counts)!r}. Give "
+            "fewer devices, or a larger batch."
         )
     if placement is not None and not isinstance(placement, Mapping):
         raise ValueError(

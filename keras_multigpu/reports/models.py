@@ -73,15 +73,15 @@ def build_optimizer(model: keras.Model) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
-def call_on_one_row(model: keras.Model, inputs: Any) -> tuple[Any, bool]:
+def call_on_one_row(model: keras.Model, inputs: Any, batch_size: int) -> tuple[Any, bool]:
     """A model's outputs, and whether it takes one row; none, if only its own step can call it.
 
     They are those of the whole batch if it takes no other.
     """
     with keras.StatelessScope():  # so that seeds and recurrent states stay as they are
-        for rows, takes_one in ((take_rows(inputs, 1), True), (inputs, False)):
+        for rows, takes_one in ((1, True), (batch_size, False)):
             try:
-                return model(rows), takes_one
+                return model(take_rows(inputs, rows)), takes_one
             # Of any type: a stateful recurrent layer's, one of a reshaped batch, a user's `call`.
             except Exception:
                 if not (takes_one or has_train_step(model)):

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import number_of, positive_integer
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.graphs.graph import is_graph
@@ -96,11 +96,12 @@ def plan(
     )  # fmt: skip
     kinds, notes = _find_kinds(subject, count)
     search = Search(subject, count, kinds, limit)
-    subject.measure(search.rows, max(search.rows // 2, 1), {})
+    rows = min(search.rows, subject.most_rows)
+    subject.measure(rows, max(rows // 2, 1), {})
     plain = search.count(model)
     recomputed, why_not = _count_recomputed(search, plain)
     choices = search.choose([*search.find(plain), *search.find(recomputed, remat=True)])
-    notes += [*why_not, *(subject.doubts if count > 1 else [])]
+    notes += [*_estimated(subject), *why_not, *(subject.doubts if count > 1 else [])]
     if any(one.parts > 1 for one in choices):
         notes += _changes(model)
     if not any(one.fits for one in choices):
@@ -109,6 +110,16 @@ def plan(
     notes += tell_unknown(plain[search.rows].unknown, left_out)
     settings = {**subject.describe(), "memory of a device": show_bytes(limit)}
     return PlanReport(choices, count, limit=limit, settings=settings, notes=notes)
+
+
+def _estimated(subject: Subject) -> list[str]:
+    """Says so if a step on the whole batch is not counted."""
+    if subject.most_rows >= subject.batch_size:
+        return []
+    return [
+        f"A step on {number_of(subject.most_rows, 'row')} is the largest that a processor counts. "
+        "What more rows need is estimated from it."
+    ]
 
 
 def _find_kinds(subject: Subject, count: int) -> tuple[list[Kind], list[str]]:

@@ -10,9 +10,8 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.reports.memory_report import MemoryReport
 from keras_multigpu.reports.plan_report import Choice
-from keras_multigpu.reports.subject import Subject
+from keras_multigpu.reports.subject import Subject, in_step
 from keras_multigpu.reports.workload import Shard, Sizes
 
 _MOST_HALVINGS = 4  # of a batch, whose parts' gradients are accumulated
@@ -38,25 +37,29 @@ class Search:
 
     def count(self, model: keras.Model) -> dict[int, Sizes]:
         """The counted sizes of a copy of the model, by the rows of a device."""
-        return {
-            rows: self._count_sizes(model, rows) for rows in {self.rows, self.subject.batch_size}
-        }
+        most = self.subject.most_rows
+        asked = {rows: min(rows, most) for rows in (self.rows, self.subject.batch_size)}
+        found = {rows: self._count_sizes(model, rows) for rows in set(asked.values())}
+        return {rows: found[counted] for rows, counted in asked.items()}
 
     def _count_sizes(self, model: keras.Model, rows: int) -> Sizes:
         """The sizes of a copy of the model, from its memory on some rows and on fewer.
 
-        In between, the memory is taken to grow evenly. It does not: with few rows the update needs
-        most, with many the activations do. So it is rather less.
+        In between, and beyond what a processor counts, the memory is taken to grow evenly. It does
+        not: with few rows the update needs most, with many the activations do. So it is rather
+        less in between.
         """
-        fewer = max(rows // 2**_MOST_HALVINGS, 1) if self._takes_fewer else 0
+        goes_on = rows == self.subject.most_rows < self.subject.batch_size
+        halvings = 1 if goes_on else _MOST_HALVINGS
+        fewer = max(rows // 2**halvings, 1) if self._takes_fewer else 0
         many = self.subject.count(model, rows)
-        grown = _in_step(many) - (_in_step(self.subject.count(model, fewer)) if fewer else 0)
+        grown = in_step(many) - (in_step(self.subject.count(model, fewer)) if fewer else 0)
         row = max(grown / (rows - fewer), 0.0) if rows > fewer else 0.0
         return dataclasses.replace(
             self.subject.sizes,
             slots=many.bytes(kind="slots"),
             activations=round(row),
-            working=max(round(_in_step(many) - rows * row), 0),
+            working=max(round(in_step(many) - rows * row), 0),
             passing=min(round(row), many.bytes(kind="temporaries") // rows),
             unknown=sum(one.unknown for one in many.held),
         )
@@ -100,7 +103,7 @@ class Search:
         return [next((one for one in way if one.fits), min(way, key=_memory)) for way in ways]
 
     def _can_count(self, choice: Choice) -> bool:
-        return self._are_here and not choice.is_counted
+        return self._are_here and not choice.is_counted and choice.rows <= self.subject.most_rows
 
     def _likely(self, way: Way) -> Choice | None:
         """The least number of parts that fits, or may."""
@@ -125,13 +128,8 @@ class Search:
         fits = found.load.memory is not None and found.load.memory <= self._limit
         name = shard.name if shard else None
         has_held = mode == "model" and engines.current().partitions
-        is_counted = parts == 1 and (devices == 1 or has_held)
+        is_counted = parts == 1 and ((devices == 1 and rows <= self.subject.most_rows) or has_held)
         return Choice(found, name, parts, rows, remat, fits, is_counted=is_counted)
-
-
-def _in_step(report: MemoryReport) -> int:
-    """What a step needs beside the model's state."""
-    return report.peak - report.bytes(kind="weights") - report.bytes(kind="slots")
 
 
 def _memory(choice: Choice) -> float:

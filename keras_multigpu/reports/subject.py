@@ -24,6 +24,9 @@ from keras_multigpu.reports.prediction import Prediction, Traffic, predict
 from keras_multigpu.reports.transfers_report import transfers
 from keras_multigpu.reports.workload import Cut, Sizes, StepTime, Workload
 
+_MOST_MADE = 4096  # rows of inputs; a larger batch repeats them
+_FEW = 16  # rows, of the first step that is counted
+_MOST_BYTES = 4e9  # of such a step on a processor: TensorFlow's kernels crash on larger tensors
 _FIXED = (
     "The model takes batches of this size only, so that no smaller one was tried: all of a step is "
     "taken to shrink with the rows of a device. That flatters many devices."
@@ -79,12 +82,15 @@ class Subject:
         inputs.check_graph(self.model)
         self.cuts = workload.check_cuts(self.cuts)
         if self.inputs is None:
-            self.inputs = inputs.make_inputs(self.model, self.batch_size)
-        inputs.check_given(self.model, self.inputs, self.targets, self.batch_size)
-        self.inputs = inputs.take_rows(self.inputs, self.batch_size)
-        self.targets = inputs.take_rows(self.targets, self.batch_size)
-        outputs, self.takes_fewer = models.call_on_one_row(self.model, self.inputs)
+            self.inputs = inputs.make_inputs(self.model, min(self.batch_size, _MOST_MADE))
+        else:
+            inputs.check_given("inputs", self.inputs, self.model, self.batch_size)
+        if self.targets is not None:
+            inputs.check_given("targets", self.targets, self.model, self.batch_size)
+        asked = (self.model, self.inputs, self.batch_size)
+        outputs, self.takes_fewer = models.call_on_one_row(*asked)
         self.sizes = workload.find_sizes(self.model, outputs, self.inputs, self.batch_size)
+        self._held: dict[Any, MemoryReport] = {}  # of copies that were asked for
         self._counted: dict[tuple[int, int], tuple[Cut, Traffic]] = {}  # by devices and rows
         self.left_out: dict[int, ValueError] = {}  # numbers of devices, in mode "model"
         self._divide([count for count in self.n_gpus if count > 1 and "model" in self.modes])
@@ -100,6 +106,21 @@ class Subject:
                 self.left_out[count] = reason
         if self.left_out and len(self.left_out) == len(counts) * len(self.modes):
             raise next(iter(self.left_out.values()))  # nothing else is asked
+
+    @functools.cached_property
+    def most_rows(self) -> int:
+        """The rows, up to a batch's, of the largest step that a processor can be given to count."""
+        is_free = self.takes_fewer and choose_devices(None, None)[0].startswith("cpu:")
+        rows = min(_FEW, self.batch_size) if is_free else self.batch_size
+        while rows < self.batch_size:
+            few = self.count(self.model, rows)
+            # A step on n times as many rows needs n times as much at most, and the same state.
+            room = min(forms.free_memory() / 2 - few.peak, _MOST_BYTES)
+            times = int(room / max(in_step(few), 1)) + 1
+            if times < 2:
+                break
+            rows = min(times * rows, self.batch_size)
+        return rows
 
     @property
     def is_here(self) -> bool:
@@ -148,11 +169,15 @@ class Subject:
                 f"{devices} devices, of which {here} {'is' if here == 1 else 'are'} here. Call "
                 f"`keras_multigpu.use_virtual_devices({devices})` first, or give `cuts`."
             )
-        with self._compiled(self.model, devices, mode="model") as (parallel, batch):
-            given = inputs.take_rows(batch, rows)
-            moved = (one for one in transfers(parallel, given).training if one.kind != "inputs")
+        if rows > self.most_rows:
+            raise ValueError(
+                f"What crosses in mode 'model' is counted on {number_of(self.most_rows, 'row')} at "
+                f"most on a processor. Received: {number_of(rows, 'row')}. Give `cuts`."
+            )
+        with self._compiled(self.model, rows, devices, mode="model") as (parallel, batch):
+            moved = (one for one in transfers(parallel, batch).training if one.kind != "inputs")
             sent = loads.find_busiest(moved, duplex=True)
-            held = memory(parallel, given).peak
+            held = memory(parallel, batch).peak
         share = busiest_share(self.model, devices)
         return Cut(round(sent.sent / 2), round(sent.copies / 2), share, held), sent  # half forward
 
@@ -178,17 +203,21 @@ class Subject:
         self, model: keras.Model, rows: int, devices: int = 1, parts: int = 1, **options: Any
     ) -> MemoryReport:
         """The memory of a copy of the model, made parallel, on one of some parts of a batch."""
-        with self._compiled(model, devices, parts, **options) as (parallel, batch):
-            return memory(parallel, inputs.take_rows(batch, rows))
+        asked = (model, rows, devices, parts, *options.items())
+        if asked not in self._held:
+            with self._compiled(model, rows, devices, parts, **options) as (parallel, batch):
+                self._held[asked] = memory(parallel, batch)
+        return self._held[asked]
 
     @contextlib.contextmanager
     def _compiled(
-        self, model: keras.Model, devices: int, parts: int = 1, **options: Any
+        self, model: keras.Model, rows: int, devices: int, parts: int = 1, **options: Any
     ) -> Iterator[tuple[ParallelModel, Any]]:
-        """Scope in which a model is parallel and compiled, with a batch to train it on."""
+        """Scope in which a model is parallel and compiled, with some rows to train it on."""
         with engines.current().places_kept(model):
             parallel = make_parallel(model, devices, **options)
-            batch = timing.compile_for(parallel, (self.inputs, self.targets))
+            given = inputs.take_rows((self.inputs, self.targets), rows)
+            batch = timing.compile_for(parallel, given)
             timing.renew_optimizer(parallel, parts)
             with inputs.targets_asked_for(model, self.targets):
                 yield parallel, batch
@@ -240,3 +269,8 @@ class Subject:
             **forms.describe_environment(choose_devices(None, None)[:timed]),
         }
         return {name: value for name, value in found.items() if value}
+
+
+def in_step(report: MemoryReport) -> int:
+    """What a step needs beside the model's state."""
+    return report.peak - report.bytes(kind="weights") - report.bytes(kind="slots")

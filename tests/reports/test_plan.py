@@ -13,7 +13,7 @@ from keras import layers
 from keras_multigpu import engines, make_parallel, reports
 from keras_multigpu.engines import Holding
 from keras_multigpu.layers import MultiHotDense
-from keras_multigpu.reports import Cut, Link
+from keras_multigpu.reports import Cut, Link, subject
 from keras_multigpu.reports.forms import read_bytes
 from keras_multigpu.reports.loads import find_load
 from keras_multigpu.reports.models import traced_anew
@@ -246,7 +246,7 @@ def test_a_model_that_takes_batches_of_one_size():
 @pytest.mark.filterwarnings("ignore:.*must match the names")
 def test_what_keras_warns_of_leaves_no_mode_out():
     query = keras.Input((64,), name="query")
-    named = keras.Model({"q": query}, layers.Dense(1024)(query))
+    named = keras.Model({"q": query}, layers.Dense(1024)(layers.Dense(1024)(query)))
     given = {"link": LINK, "step_seconds": 0.01}
     assert "model" in {
         one.mode for one in reports.plan(named, 8, 2, memory="1 GB", **given).choices
@@ -322,6 +322,25 @@ def test_what_is_counted_decides(model, roomy, monkeypatch):
     assert first.devices == 1 or (ON_JAX and first.mode == "model")
     counted_as(fastest.memory)
     assert _plan(model, fastest.memory).best == roomy.best
+
+
+def test_a_batch_that_is_too_large_to_be_tried(monkeypatch):
+    """A step on a large batch would take all memory: it is estimated from smaller ones."""
+    model, tried, count = _model(), [], Subject.count
+    monkeypatch.setattr(
+        Subject,
+        "count",
+        lambda self, *given, **more: tried.append(given[1]) or count(self, *given, **more),
+    )
+    monkeypatch.setattr(subject, "_MOST_BYTES", 1e7)
+    found = reports.plan(model, 10**6, 2, memory="5 GB", link=LINK, step_seconds=1.0)
+    assert 500 < max(tried) < 10**5
+    assert {one.is_counted for one in found.choices} == {False}
+    assert any("is the largest that a processor counts" in note for note in found.notes)
+    alone = next(one for one in found.choices if one.devices == 1)
+    x, y = np.ones((20_000, 64), "float32"), np.ones((20_000, 8), "float32")
+    held = reports.memory(model, (x, y)).peak
+    assert alone.memory == pytest.approx(held / 20_000 * alone.rows, rel=0.1)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -418,11 +437,11 @@ def test_one_device_that_fits_and_wins():
     assert only.notes[0].startswith("The fastest that fits takes 20.0 ms: train the model as it is")
 
 
-def test_ways_that_are_not_counted_are_named_if_nothing_fits(model):
+def test_ways_that_are_not_counted_are_named_if_nothing_fits(model, roomy):
     on_jax = keras.backend.backend() == "jax"  # mode "model" divides large layers there
     note = next((one for one in _plan(model, "1 kB").notes if one.startswith("Not counted")), "")
     assert ("placement='spread' and model_devices=2, which divide each" in note) is not on_jax
-    assert not any(one.startswith("Not counted") for one in _plan(model, "1 GB").notes)
+    assert not any(one.startswith("Not counted") for one in roomy.notes)
 
 
 def test_a_way_without_layers_for_all_devices_is_left_out():
