@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="train on one device and on several, and compare")
     demo.add_argument(
         "--devices",
+        "--n-gpus",
         dest="n_gpus",
         type=_positive,
         help="how many devices (default: all GPUs, or 4)",
@@ -79,7 +80,7 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     said, counts = "default: resnet50 on GPUs, and else mlp", "default: 1, 2, 4, ..."
     bench.add_argument("--model", choices=_MODELS, help=said)
     bench.add_argument("--batch-size", type=_positive, help="rows on all devices together")
-    bench.add_argument("--devices", type=_positive, nargs="+", metavar="N", help=counts)
+    bench.add_argument("--devices", "--n-gpus", type=_positive, nargs="+", metavar="N", help=counts)
     bench.add_argument("--steps", type=_positive, default=20, help="batches of a run (default: 20)")
     bench.add_argument("--repeats", type=_positive, default=3, help="timed runs (default: 3)")
     bench.set_defaults(run="bench.run_bench")

@@ -220,7 +220,7 @@ def _count_recomputed(
         why = engines.reason_of(error).rpartition("Exception encountered: ")[2].partition(". ")[0]
         return {}, [
             "Recomputing activations (`keras.RematScope`) is left out: no equal model can be made "
-            f"from the configuration of this one ({why})."
+            f"from the configuration of this one and its optimizer ({why})."
         ]
     try:
         found = search.count(search.recomputing)

@@ -52,6 +52,11 @@ def test_the_commands_of_the_package_are_taken():
             pytest.fail(f"{page}: python -m keras_multigpu {' '.join(arguments)}")
 
 
+def test_the_number_of_devices_has_the_name_that_make_parallel_has():
+    assert make_parser().parse_args(["demo", "--n-gpus", "2"]).n_gpus == 2
+    assert make_parser().parse_args(["bench", "--n-gpus", "1", "2"]).devices == [1, 2]
+
+
 def test_the_benchmarks_that_are_named_exist():
     named = [words for words in modules_run() if words[1].startswith("benchmarks.")]
     assert len(named) > 40

@@ -24,7 +24,8 @@ from keras_multigpu.engines.tensorflow.partition.traced import Traced, one_devic
 
 _BEYOND = (
     "This derivative of a call of a parallel model is known only inside a step that runs on all "
-    "devices. Put all its tapes into one: `step = parallel.function(step)`, or `train_step`."
+    "devices. Put all its tapes, or accumulators, into one: `step = parallel.function(step)`, or "
+    "`train_step`."
 )
 
 
