@@ -9,11 +9,10 @@ from typing import Any
 
 import keras
 
-from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, device_counts, number_of, positive_integer, short
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import MODES, Mode, make_parallel, options_of
-from keras_multigpu.reports import inputs
+from keras_multigpu.reports import doubts, inputs
 from keras_multigpu.reports.forms import VIRTUAL, are_virtual, describe_environment
 from keras_multigpu.reports.models import check_built, has_weights, model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
@@ -94,22 +93,11 @@ def scaling(
         >>> [(run.devices, len(run.seconds)) for run in report.runs]
         [(1, 2), (2, 2)]
     """
-    if hasattr(n_gpus, "shape"):
-        raise ValueError(
-            "`n_gpus` must be a sequence of numbers of devices. Received: an array of shape "
-            f"{tuple(n_gpus.shape)}. Give inputs and targets as one argument: "
-            "`scaling(model, (x, y))`."
-        )
-    counts = device_counts("n_gpus", n_gpus)
+    counts = _check_counts(n_gpus)
     check_model(model)
     _check_names(mode, options)
     inputs.check_data(data, batch_size, steps, weak, with_targets=inputs.needs_targets(model))
-    numbers = {"batch_size": batch_size, "epochs": epochs, "steps": steps, "repeats": repeats}
-    for name, value in numbers.items():
-        if value is not None:
-            positive_integer(name, value)
-    if isinstance(warm_up, bool) or warm_up != 0:
-        positive_integer("warm_up", warm_up, expected=" or 0")
+    _check_numbers(warm_up, batch_size=batch_size, epochs=epochs, steps=steps, repeats=repeats)
     _check_compiled(model, compile_with)
     rows = (batch_size or _KERAS_BATCH_SIZE) if isinstance(data, tuple) else None
     sizes = [rows * count if rows and weak else rows for count in counts]
@@ -141,16 +129,11 @@ def scaling(
         **({"scaling": "weak, the batch size is per device"} if weak else {}),
         **describe_environment(used),
     }
-    notes = [*([VIRTUAL] if are_virtual(used) else []), *_doubt(runs, steps, epochs)]
-    if batch_size and batches != sizes:
-        asked = ", ".join(str(size) for size in dict.fromkeys(sizes))
-        notes.append(
-            f"The data have {number_of(there, 'row')}, so that no batch has more. Asked for: "
-            f"{asked}."
-        )
+    notes = [*([VIRTUAL] if are_virtual(used) else []), *doubts.doubt_times(runs, steps, epochs)]
+    notes += doubts.find_short(there, sizes) if batch_size else []
     if mode == "data":
         size = None if rows else inputs.rows_of_first_batch(data)
-        notes += _find_undivided(runs, used, options.get("model_devices", 1), size)
+        notes += doubts.find_undivided(runs, used, options.get("model_devices", 1), size)
     members = mode == "tower" and options.get("num_replicas") is None
     return ScalingReport(runs, weak=weak, members=members, notes=notes, settings=settings)
 
@@ -159,6 +142,24 @@ def _options_for(count: int, most: int, options: Mapping[str, Any]) -> dict[str,
     """The options for so many devices of `most`: one has none of those that divide devices."""
     left_out = _DIVIDING if count == 1 < most else ()
     return {name: value for name, value in options.items() if name not in left_out}
+
+
+def _check_counts(n_gpus: Any) -> tuple[int, ...]:
+    if hasattr(n_gpus, "shape"):
+        raise ValueError(
+            "`n_gpus` must be a sequence of numbers of devices. Received: an array of shape "
+            f"{tuple(n_gpus.shape)}. Give inputs and targets as one argument: "
+            "`scaling(model, (x, y))`."
+        )
+    return device_counts("n_gpus", n_gpus)
+
+
+def _check_numbers(warm_up: Any, **others: Any) -> None:
+    for name, value in others.items():
+        if value is not None:
+            positive_integer(name, value)
+    if isinstance(warm_up, bool) or warm_up != 0:
+        positive_integer("warm_up", warm_up, expected=" or 0")
 
 
 def _check_names(mode: str, options: Mapping[str, Any]) -> None:
@@ -251,46 +252,3 @@ def _summarize(
         step_times=tuple(one.step_seconds for one in timed if one.step_seconds is not None),
         epochs=last.epochs,
     )
-
-
-def _find_undivided(
-    runs: Sequence[Run], devices: Sequence[str], together: int, size: int | None
-) -> list[str]:
-    """Where slices, of so many devices `together`, can't share the batches, of `size` if known."""
-    divides, notes = engines.current().divides, []
-    for run in runs:
-        rows, width = run.batch_size or size or 0, min(together, run.devices)
-        slices = run.devices // width
-        if rows and not divides(devices[: run.devices], rows, width):
-            batches = f"batches of {number_of(rows, 'row')}"
-            why = f"{run.devices} devices don't divide {batches}, so that each"
-            if not rows % slices:
-                why = f"On processors each device of {run.devices}, with one row of {rows},"
-            notes.append(
-                f"{why} computes all of them. Give a multiple of {slices} rows, two or more for "
-                "each device."
-            )
-        elif 0 < rows < slices:
-            notes.append(
-                f"Batches of {number_of(rows, 'row')} leave {slices - rows} of {slices} devices "
-                "without work."
-            )
-    return notes
-
-
-def _doubt(runs: Sequence[Run], steps: int | None, epochs: int) -> list[str]:
-    """What a reader of the figures must beware of."""
-    notes = []
-    if steps is not None and any(run.steps != steps * epochs for run in runs):
-        made = " or ".join(map(str, sorted({run.steps or 0 for run in runs})))
-        notes.append(
-            f"The data ended early: you asked for steps={steps} in each of "
-            f"{number_of(epochs, 'epoch')}, and the runs had {made} batches. The times are of "
-            "these batches."
-        )
-    if not all(run.step_times for run in runs):
-        notes.append(
-            "An epoch has a single batch, so its time includes the overhead of an epoch. Give "
-            "more batches to separate the two."
-        )
-    return notes

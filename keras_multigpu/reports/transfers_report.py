@@ -16,7 +16,7 @@ from keras_multigpu.arguments import check_choice, number_of, short
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.forms import describe_environment, show_bytes, tell_unknown
-from keras_multigpu.reports.inputs import check_batch
+from keras_multigpu.reports.inputs import Batch, check_batch
 from keras_multigpu.reports.models import has_train_step, step_prepared
 from keras_multigpu.reports.report import Column, Report
 
@@ -63,50 +63,70 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
             "`parallel` must be a model from `make_parallel`. Received: "
             f"parallel={short(parallel)}. Make it parallel first: `make_parallel(model, n_gpus)`."
         )
-    engine, given = engines.current(), check_batch(batch, parallel)
-    found: dict[bool, list[Transfer]] = {True: [], False: []}
-    only: list[str] = []  # why only one of the steps is counted
-    for training in (False, True) if parallel.compiled else (False,):
-        try:
-            with step_prepared(parallel, given, training):
-                found[training] = engine.count_transfers(parallel, given, training)
-        except Exception as error:  # a user's `call` may raise anything; the note says it
-            if training or not (parallel.compiled and has_train_step(parallel)):
-                raise
-            why = engines.reason_of(error)
-            only = [f"Only a training step is counted: the model can't predict the batch ({why})."]
-    rows, count = len(keras.tree.flatten(given[0])[0]), len(parallel.devices)
-    least, notes = parallel._parallel_least_bytes(rows), []
-    together = parallel._parallel_options.get("model_devices", 1)
-    is_shared = parallel.mode != "data" or engine.divides(parallel.devices, rows, together)
-    if not is_shared and not rows % count:
-        notes = [
-            "GPUs send as much. `fit` on processors computes one row for each device whole, on "
-            f"each of them. Give a batch of {2 * rows} rows, for example."
-        ]
-    elif not is_shared and together == 1:
-        least = sum(_by_kind(one for one in found[True] if one.kind in _NEEDED).values())
-        notes = [
-            f"{count} devices don't divide {number_of(rows, 'row')}: each computes the whole "
-            "batch, so nothing has to cross, and no time is saved. Give a batch of "
-            f"{count * max(rows // count + 1, 2)} rows, for example."
-        ]
-    elif parallel.mode == "data" and rows == 1 < count and not any(found.values()):
+    given = check_batch(batch, parallel)
+    training, prediction, only = _count(parallel, given)
+    rows = len(keras.tree.flatten(given[0])[0])
+    least, notes = parallel._parallel_least_bytes(rows), _doubt_division(parallel, rows)
+    if notes and rows % len(parallel.devices):  # each device computes all rows
+        least = sum(_by_kind(one for one in training if one.kind in _NEEDED).values())
+    elif (
+        parallel.mode == "data" and rows == 1 < len(parallel.devices) and not training + prediction
+    ):
         notes = ["One device computes a batch of one row. Give a batch of more rows."]
-    if not parallel.compiled:
-        only = ["The model is not compiled: only a prediction is counted, no training."]
     is_committee = parallel._parallel_options.get("replicas") == "independent"
     return TransfersReport(
-        found[True],
-        found[False],
+        training,
+        prediction,
         parallel.devices,
         least,
         mode="committee" if is_committee else parallel.mode,  # as `advise` names it
         batch_size=rows,
-        hosts={name: engine.host_of(name) for name in parallel.devices},
+        hosts={name: engines.current().host_of(name) for name in parallel.devices},
         settings={"model": parallel.template.name, **describe_environment(parallel.devices)},
         notes=[*notes, *only],
     )
+
+
+def _count(
+    parallel: ParallelModel, given: Batch
+) -> tuple[list[Transfer], list[Transfer], list[str]]:
+    """What a training step sends, and a prediction; why only one of them is counted."""
+    count = engines.current().count_transfers
+    training, prediction, only = [], [], []
+    try:
+        with step_prepared(parallel, given, False):
+            prediction = count(parallel, given, False)
+    except Exception as error:  # a user's `call` may raise anything; the note says it
+        if not (parallel.compiled and has_train_step(parallel)):
+            raise
+        why = engines.reason_of(error)
+        only = [f"Only a training step is counted: the model can't predict the batch ({why})."]
+    if parallel.compiled:
+        with step_prepared(parallel, given, True):
+            training = count(parallel, given, True)
+    else:
+        only = ["The model is not compiled: only a prediction is counted, no training."]
+    return training, prediction, only
+
+
+def _doubt_division(parallel: ParallelModel, rows: int) -> list[str]:
+    """Says so if the devices don't share so many rows."""
+    count = len(parallel.devices)
+    together = parallel._parallel_options.get("model_devices", 1)
+    if parallel.mode != "data" or engines.current().divides(parallel.devices, rows, together):
+        return []
+    if not rows % count:
+        return [
+            "GPUs send as much. `fit` on processors computes one row for each device whole, on "
+            f"each of them. Give a batch of {2 * rows} rows, for example."
+        ]
+    if together > 1:
+        return []
+    return [
+        f"{count} devices don't divide {number_of(rows, 'row')}: each computes the whole "
+        "batch, so nothing has to cross, and no time is saved. Give a batch of "
+        f"{count * max(rows // count + 1, 2)} rows, for example."
+    ]
 
 
 class TransfersReport(Report):
