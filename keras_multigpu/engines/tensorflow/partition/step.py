@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +24,64 @@ from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partition.traced import Traced, one_device
 
 _ALL = 1e9  # the work of a whole step that one device does: not counted, and worth a warning
+_TOO_FEW = Record("too few rows", "the step/", "gathered", 1.0)  # not worth a warning
+_NOT_COMMON = Record("no common rows", "the inputs/", "gathered", _ALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """The devices that make a step, and how.
+
+    Attributes:
+        devices: TensorFlow's names.
+        compiled: whether XLA compiles what a device computes between two crossings.
+        wire_dtype: the type in which weights and their gradients cross; `None` for their own.
+        together: joined processes that make the step together; these are this one's devices.
+        has_shards: whether the devices have weights in parts.
+        splits_rows: whether the rows are split; without, only what meets a weight in parts is.
+        width: of a mesh: the devices are in rows of this length, and a slice of the batch is
+            computed by those of a row, where the step says which of the first row does what.
+        is_part: whether what is written is spread again, as the step of a mesh's first row.
+        home: the name of the device that has whole variables; by default the first.
+        expected: the number of rows that are split, if only the run knows it.
+    """
+
+    devices: Sequence[str]
+    compiled: bool = False
+    wire_dtype: str | None = None
+    together: Together | None = None
+    has_shards: bool = False
+    splits_rows: bool = True
+    width: int = 1
+    is_part: bool = False
+    home: str | None = None
+    expected: Expected = dataclasses.field(default_factory=Expected)
+
+    @property
+    def shards_on(self) -> Sequence[str]:
+        """The devices that have variables in parts: those of all processes."""
+        return self.devices if self.together is None else self.together.devices
+
+    def planner(self, traced: Traced, records: list[Record]) -> Planner:
+        """Plans the step for these devices."""
+        planner = Planner(RULES, len(self.devices) // self.width, traced.batch, records)
+        planner.columns = dict(zip(self.devices, range(self.width)))
+        planner.shares, planner.expected = len(self.shards_on) // self.width, self.expected
+        planner.is_joined = is_joined = self.together is not None
+        planner.splits_all = self.splits_rows and not is_joined
+        # XLA compiles anew for other numbers of rows. Other processes don't know them.
+        planner.chosen = None if is_joined else Chosen(planner.names, are_fixed=self.compiled)
+        return planner
+
+    def write(self, planner: Planner, traced: Traced, count: Any) -> list[Any]:
+        """Writes what was planned for `count` rows; returns the step's tensors."""
+        options: dict[str, Any] = {"home": self.home, "wire_dtype": self.wire_dtype}
+        options |= {"chosen": planner.rows, "has_functions": not self.is_part}
+        options["is_compiled"] = self.compiled and not self.is_part
+        if self.together is not None:
+            return self.together.write(planner.program, traced, self.devices, count, **options)
+        scope = Devices.mesh(self.devices, self.width, count, **options)
+        return write(planner.program, scope, traced.given())
 
 
 def spread(
@@ -29,20 +89,12 @@ def spread(
     args: tuple[Any, ...],
     devices: Sequence[str],
     *,
-    compiled: bool = False,
-    wire_dtype: str | None = None,
     records: list[Record] | None = None,
     have_rows: Sequence[bool] | None = None,
     autograph: bool = False,
-    together: Together | None = None,
-    has_shards: bool = False,
-    splits_rows: bool = True,
-    width: int = 1,
-    is_part: bool = False,
-    home: str | None = None,
     are_known: Callable[[Sequence[tf.Variable]], bool] = lambda made: False,
     note_rows: Callable[[Any], None] = lambda rows: None,
-    expected: Expected | None = None,
+    **options: Any,
 ) -> Any:
     """The result of `step(*args)`, computed by several devices.
 
@@ -53,46 +105,36 @@ def spread(
         step: any function of tensors.
         args: structures of tensors, and of other values.
         devices: TensorFlow's names.
-        compiled: whether XLA compiles what a device computes between two crossings.
-        wire_dtype: the type in which weights and their gradients cross; `None` for their own.
         records: where to note how each operation is computed.
         have_rows: for each leaf of `args`, whether its first axis is the batch; by default it is
             if all first axes are equal.
         autograph: whether to convert Python's control flow, as `tf.function` does.
-        together: joined processes that make the step together; these are this one's devices.
-        has_shards: whether the devices have weights in parts.
-        splits_rows: whether the rows are split; without, only what meets a weight in parts is.
-        width: of a mesh: the devices are in rows of this length, and a slice of the batch is
-            computed by those of a row, where the step says which of the first row does what.
-        is_part: whether what is written is spread again, as the step of a mesh's first row.
-        home: the name of the device that has whole variables; by default the first.
         are_known: whether the step does the same once variables exist that its trace has made;
             otherwise it is traced again.
         note_rows: takes the number of rows that are split.
-        expected: that number, if only the run knows it.
+        **options: those of `Where`.
     """
-    leaves = tf.nest.flatten(args)
+    where, leaves = Where(devices, **options), tf.nest.flatten(args)
+    together, compiled = where.together, where.compiled
+    are_parts = together is not None and together.are_parts
     check_not_distributed(leaves)
-    have_rows = have_rows if splits_rows else [False] * len(leaves)
-    chosen = leaves if have_rows is None else [one for one, has in zip(leaves, have_rows) if has]
-    rows = rows_of(chosen)
-    if together is not None and together.are_parts and rows is not None:
-        rows = "unknown"  # those of other processes
+    have_rows = have_rows if where.splits_rows else [False] * len(leaves)
+    rows = rows_of(leaves if have_rows is None else [*itertools.compress(leaves, have_rows)])
     # One device has not all weights, or XLA draws random numbers, which are others.
-    is_one_row = rows == 1 and (has_shards or width > 1 or compiled)
-    rows = "unknown" if is_one_row or not splits_rows else rows
+    is_spread = where.has_shards or where.width > 1 or compiled
+    is_one_row = rows == 1 and is_spread and not are_parts
+    if is_one_row or not where.splits_rows or (are_parts and rows is not None):
+        rows = "unknown"  # or other processes have others
     records = [] if records is None else records
     are_few = rows in (0, 1)
     if are_few or (rows is None and together is not None and not compiled):
-        few = Record("too few rows", "the step/", "gathered", 1.0)  # not worth a warning
-        records[:] = [few if are_few else Record("no common rows", "the inputs/", "gathered", _ALL)]
-        if together is None or together.are_parts:
+        records[:] = [_TOO_FEW if are_few else _NOT_COMMON]
+        if together is None or are_parts:
             note_rows(rows or 0)
             return _on_one_device(step, args, autograph, together)
         records = []  # joined processes compare the plan, and agree on what comes from outside
     if are_few or rows is None:  # no argument has rows, or not the rows of another
         rows, have_rows = "unknown", [False] * len(leaves)
-    are_parts = together is not None and together.are_parts
     traced = Traced(
         step, args, rows, have_rows, autograph, compiled, are_parts, is_one_row, are_known
     )
@@ -103,75 +145,40 @@ def spread(
     else:
         together.note(traced.graph)
         are_even = are_even is True
-
-    # Variables are in parts on the devices of all processes.
-    shards_on = devices if together is None else together.devices
-
-    def new() -> Planner:
-        planner = Planner(RULES, len(devices) // width, traced.batch, records)
-        planner.columns = {name: number for number, name in enumerate(devices[:width])}
-        planner.is_joined, planner.expected = together is not None, expected or Expected()
-        planner.shares = len(shards_on) // width
-        # XLA compiles anew for other numbers of rows. Other processes don't know them.
-        own = Chosen(planner.names, are_fixed=compiled)
-        planner.chosen = None if planner.is_joined else own
-        planner.splits_all = splits_rows and not planner.is_joined
-        return planner
-
-    def written(planner: Planner) -> list[Any]:
-        options: dict[str, Any] = {"is_compiled": compiled and not is_part, "chosen": planner.rows}
-        options["wire_dtype"] = wire_dtype
-        if together is not None:
-            return together.write(planner.program, traced, devices, count, home=home, **options)
-        if width > 1:
-            scope = Devices.mesh(devices, width, count, **options)
-        else:
-            scope = Devices(devices, count, home=home, has_functions=not is_part, **options)
-        return write(planner.program, scope, traced.given())
-
     cases = [are_even] if isinstance(are_even, bool) else [False, True]
-    plans = [_planned(traced, new, shards_on, together, are_even=one) for one in cases]
-    found = [one for one in plans if one is not None]
-    if len(found) < len(plans):
+    try:
+        plans = [_planned(where, traced, records, are_even=one) for one in cases]
+    except NeedsOthers:
         return _on_one_device(step, args, autograph, together)
-    if len(found) == 1:
-        made = written(found[0])
-    else:
-        made = tf.cond(are_even, lambda: written(found[1]), lambda: written(found[0]))
+    writes = [functools.partial(where.write, one, traced, count) for one in plans]
+    made = writes[0]() if len(writes) == 1 else tf.cond(are_even, writes[1], writes[0])
     return packed(traced.structure, made, together)
 
 
-def _planned(
-    traced: Traced,
-    new: Callable[[], Planner],
-    devices: Sequence[str],
-    together: Together | None,
-    *,
-    are_even: bool,
-) -> Planner | None:
-    """The plan of the step; `None` if a loop that holds slices of rows needs them whole.
+def _planned(where: Where, traced: Traced, records: list[Record], *, are_even: bool) -> Planner:
+    """The plan of the step, if ragged tensors `are_even`: have as many rows as the batch, or not.
 
-    `are_even`: whether ragged tensors have as many rows as the batch.
+    Raises `NeedsOthers` if a loop that holds slices of rows needs them whole.
     """
     has_row_loops, rows = True, set[Any]()
     while True:
-        planner = new()
-        planner.records.clear()
+        planner = where.planner(traced, records)
+        records.clear()
         planner.rows |= rows
         planner.has_row_loops = has_row_loops
         try:
-            known = traced.inputs(planner, devices, are_even=are_even)
+            known = traced.inputs(planner, where.shards_on, are_even=are_even)
             results = planner.run_graph(traced.graph, known, traced.graph.outputs)
             layouts: list[Layout] = [WHOLE] * len(results)
-            if together is not None and together.gives_own:
+            if where.together is not None and where.together.gives_own:
                 layouts = _own_rows(planner, traced.structure, results)
             planner.program.outputs = [planner.get(*one) for one in zip(results, layouts)]
         except NeedsOthers:
             at = planner.latest
             kind, name = ("step", "the step/") if at is None else (at.type, at.name)
-            planner.records[:] = [Record(kind, name, "gathered", _ALL)]
+            records[:] = [Record(kind, name, "gathered", _ALL)]
             if not has_row_loops:
-                return None
+                raise
             has_row_loops = False  # what comes after such a loop may need all rows' lists
         else:
             # All is divided by the same numbers; other sizes have names of this plan.
