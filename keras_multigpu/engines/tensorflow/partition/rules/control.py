@@ -73,6 +73,29 @@ def first_possible(
     return plan(last)
 
 
+def carried(some: Sequence[Any], states: Sequence[Any]) -> list[Any]:
+    """What is of the variables that a loop changes: those that have states."""
+    return [one for one, state in zip(some, states) if state is not None]
+
+
+def while_loop(
+    op: tf.Operation, test: Any, body: Any, variables: Any, shapes: Any, name: str
+) -> list[Any]:
+    """A loop in place of `op`, whose variables keep their static shapes."""
+
+    def step(*variables: Any) -> list[Any]:
+        made: list[Any] = body(*variables)
+        for tensor, shape in zip(made, shapes):
+            tensor.set_shape(shape)
+        return made
+
+    most = op.get_attr("parallel_iterations")
+    made: list[Any] = tf.while_loop(
+        test, step, variables, shape_invariants=shapes, parallel_iterations=most, name=name
+    )
+    return made
+
+
 def sums(planner: Planner, values: Sequence[Value]) -> list[Value]:
     """The values, without addends."""
     found = []

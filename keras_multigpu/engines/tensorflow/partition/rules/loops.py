@@ -15,12 +15,14 @@ from keras_multigpu.engines.tensorflow.partition.inner import Inner
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.rules.control import (
+    carried,
     changed,
     first_possible,
     graph_of,
     origin,
     sums,
     ways,
+    while_loop,
 )
 from keras_multigpu.engines.tensorflow.partition.rules.definitions import graph_by_definition
 from keras_multigpu.engines.tensorflow.partition.rules.row_loops import over_rows
@@ -36,28 +38,20 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     if body is None or test is None:
         return None
     values = sums(planner, values)
-    is_carried = [origin(a) is not b for a, b in zip(body.outputs, body.inputs)]
 
     def plan(way: str) -> list[Value]:
-        states = [
-            state_of(planner, value) if carried else None
-            for value, carried in zip(values, is_carried)
+        states: Any = None
+        after = [
+            None if origin(made) is given else state_of(planner, value)
+            for value, given, made in zip(values, body.inputs, body.outputs)
         ]
-        while True:
-            inner, results = _once(planner, way, body, values, states)
-            after = [
-                None if state is None else joined(state, state_of(inner, result), planner)
-                for state, result in zip(states, results)
-            ]
-            if after == states:
-                break
+        while states != after:
             states = after
+            inner, results = _once(planner, way, body, values, states)
+            after = [s and joined(s, state_of(inner, r), planner) for s, r in zip(states, results)]
         if is_tried and way != ONE_DEVICE and all(one.how != "spread" for one in inner.records):
             raise NeedsOthers  # one device does as well
-        inner.give(
-            [r for r, s in zip(results, states) if s is not None],
-            [s.layout for s in states if s is not None],
-        )
+        inner.give(carried(results, states), [s.layout for s in carried(states, states)])
         check, (decision,) = _once(planner, way, test, values, states)
         check.give([decision], [WHOLE])
         rounds = _rounds(test, values)
@@ -65,7 +59,7 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         inner.records = [
             dataclasses.replace(one, work=one.work * rounds, **how) for one in inner.records
         ]
-        return _loop_node(planner, op, way, values, states, inner, check)
+        return _loop_node(op, values, states, inner, check)
 
     is_tried = planner.splits_all and not any(v.is_spread or v.is_sharded for v in values)
     with planner.waiting(op):  # what it reads is read before it
@@ -121,49 +115,34 @@ def _is_only_read(tensor: tf.Tensor) -> bool:
 
 
 def _loop_node(
-    planner: Planner,
-    op: tf.Operation,
-    way: str,
-    values: list[Value],
-    states: Sequence[State | None],
-    inner: Inner,
-    check: Inner,
+    op: tf.Operation, values: list[Value], states: Sequence[Any], inner: Inner, check: Inner
 ) -> list[Value]:
-    carried = [state for state in states if state is not None]
-    layouts = [state.layout for state in carried]
-    first = [inner.outer_item(v, s.layout) for v, s in zip(values, states) if s is not None]
-    tensors = [tensor for tensor, s in zip(op.outputs, states) if s is not None]
-    taken = Inner.common([inner, check])
-    count = len(first)
+    kept, tensors = carried(states, states), carried(op.outputs, states)
+    layouts = [state.layout for state in kept]
+    first = list(map(inner.outer_item, carried(values, states), layouts))
+    taken, count = Inner.common([inner, check]), len(first)
+    is_joined = inner.is_joined and inner.way == ALL_DEVICES
 
     def emit(scope: Any, *given: Any) -> list[Any]:
-        if way != ALL_DEVICES:
+        if inner.way != ALL_DEVICES:
             # They cross before the loop: TensorFlow would send them in each iteration.
             given = tuple(one if one.dtype == tf.resource else tf.identity(one) for one in given)
-        variables = tf.nest.flatten(given[:count])
-        specs = inner.shapes(carried, tensors)
+        specs = inner.shapes(kept, tensors)
 
-        def parts(flat: Sequence[Any]) -> list[Any]:
-            return [*inner.unflat(flat, layouts), *given[count:]]
+        def run(function: Inner, flat: Sequence[Any]) -> list[Any]:
+            return function.write(scope, [*inner.unflat(flat, layouts), *given[count:]])
 
-        def body(*flat: Any) -> list[Any]:
-            made = tf.nest.flatten(inner.write(scope, parts(flat)))
-            for tensor, shape in zip(made, specs):
-                tensor.set_shape(shape)
-            return made
-
-        is_joined = planner.is_joined and way == ALL_DEVICES
         # A collective operation meets those of loops of the same name. Layers' automatic names, in
         # the scope's, are a process's own.
         root = tf.compat.v1.get_default_graph().name_scope(None)
         with root if is_joined else contextlib.nullcontext():
-            made = tf.while_loop(
-                lambda *flat: check.write(scope, parts(flat))[0],
-                body,
-                variables,
-                shape_invariants=specs,
-                parallel_iterations=op.get_attr("parallel_iterations"),
-                name="loop" if is_joined else op.name,
+            made = while_loop(
+                op,
+                lambda *flat: run(check, flat)[0],
+                lambda *flat: tf.nest.flatten(run(inner, flat)),
+                tf.nest.flatten(given[:count]),
+                specs,
+                "loop" if is_joined else op.name,
             )
         flat = [
             tf.ensure_shape(one, shape, name=f"{op.name}/result")
@@ -173,6 +152,5 @@ def _loop_node(
         ]
         return inner.unflat(flat, layouts)
 
-    results = inner.added(emit, first, layouts, carried, op, taken, tensors)
-    rest = iter(results)
-    return [value if state is None else next(rest) for value, state in zip(values, states)]
+    made = iter(inner.added(emit, first, layouts, kept, op, taken, tensors))
+    return [value if state is None else next(made) for value, state in zip(values, states)]

@@ -19,7 +19,7 @@ from keras_multigpu.engines.tensorflow.partition.inner import Inner
 from keras_multigpu.engines.tensorflow.partition.layouts import LISTED, SUM, WHOLE, Layout, Value
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
-from keras_multigpu.engines.tensorflow.partition.rules.control import origin
+from keras_multigpu.engines.tensorflow.partition.rules.control import carried, origin, while_loop
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim, elements_of
 from keras_multigpu.engines.tensorflow.partition.states import State, joined_elements, state_of
 
@@ -142,15 +142,14 @@ class _RowLoop:
 
     def _added(self, inner: Inner, states: list[State | None], results: list[Value]) -> list[Value]:
         """Adds it to the program."""
-        carried = [state for state in states if state is not None]
-        layouts: list[Layout] = [state.layout for state in carried]
-        inner.give([r for r, s in zip(results, states) if s is not None], layouts)
+        kept, tensors = carried(states, states), carried(self.op.outputs, states)
+        layouts: list[Layout] = [state.layout for state in kept]
+        inner.give(carried(results, states), layouts)
         first = [
             self.planner.get(value, LISTED if kind == LIST else SUM)
             for kind, value in zip(self.kinds, self.values)
             if kind in (LIST, ADDEND)
         ]
-        tensors = [one for one, state in zip(self.op.outputs, states) if state is not None]
         taken, work = Inner.common([inner]), elements_of([self.rows])
         inner.records = [
             dataclasses.replace(one, how="spread", work=one.work * work) for one in inner.records
@@ -159,11 +158,11 @@ class _RowLoop:
         inner.program.unbound |= self.unit.symbols
 
         def emit(local: Any, *given: Any) -> list[Any]:
-            return self._write(local, given, inner, inner.shapes(carried, tensors))
+            return self._write(local, given, inner, inner.shapes(kept, tensors))
 
         kinds = [kind for kind in self.kinds if kind != SAME]
         layouts = [SUM if kind == ADDEND else one for kind, one in zip(kinds, layouts)]
-        made = iter(inner.added(emit, first, layouts, carried, self.op, taken, tensors))
+        made = iter(inner.added(emit, first, layouts, kept, self.op, taken, tensors))
         return [
             self.values[number] if state is None else self._result(number, next(made))
             for number, state in enumerate(states)
@@ -182,22 +181,14 @@ class _RowLoop:
         captured = [one if one.dtype == tf.resource else tf.identity(one) for one in rest]
         place = next(place for place, n in enumerate(numbers) if self.kinds[n] == COUNTER)
         last = self._count(local, numbers[place], begin + local.entries(self.unit))
-
-        def step(*flat: Any) -> list[Any]:
-            made = inner.write(local, [*flat, *captured])
-            for tensor, shape in zip(made, specs):
-                tensor.set_shape(shape)
-            return made
-
-        made: list[Any] = tf.while_loop(
+        return while_loop(
+            self.op,
             lambda *flat: flat[place] < last,
-            step,
+            lambda *flat: inner.write(local, [*flat, *captured]),
             variables,
-            shape_invariants=specs,
-            parallel_iterations=self.op.get_attr("parallel_iterations"),
-            name=self.op.name,
+            specs,
+            self.op.name,
         )
-        return made
 
     def _count(self, local: Any, number: int, row: Any) -> Any:
         """What a counter is at a row."""
