@@ -168,37 +168,34 @@ def cut(op: tf.Operation, dims: Sequence[Any], bounds: Sequence[Value]) -> Any:
     after: list[Any] = []
     sizes: list[Any] = []
 
-    def keep(axis: int) -> None:
-        before.append(axis)
-        after.append(axis)
-        sizes.append(dims[axis])
+    def keep(axes: Sequence[int]) -> None:
+        before.extend(axes)
+        after.extend(axes)
+        sizes.extend(dims[axis] for axis in axes)
 
     for i, step in enumerate(steps):
         axis = len(before)
         if has["ellipsis"][i]:
             taken = sum(not new for new in has["new_axis"][i + 1 :])
-            for one in range(axis, len(dims) - taken):
-                keep(one)
+            keep(range(axis, len(dims) - taken))
         elif has["new_axis"][i]:
             after.append(None)
             sizes.append(1)
         elif has["shrink_axis"][i]:
             before.append(None)
         else:
-            first = 0 if has["begin"][i] else None if begin is None else begin[i]
-            last = dims[axis] if has["end"][i] else None if end is None else end[i]
-            is_to_end = has["end"][i] or _is_at_least(last, dims[axis])
-            if step == 1 and _is_zero(first) and is_to_end:
-                keep(axis)  # `x[:]`, whatever the size
-                continue
-            before.append(None)
-            after.append(None)
-            is_all = step == -1 and has["begin"][i] and has["end"][i]
-            is_open = step < 0 and (has["begin"][i] or has["end"][i])
-            length = None if is_open else _length(dims[axis], first, last, step)
-            sizes.append(dims[axis] if is_all else length)
-    for axis in range(len(before), len(dims)):
-        keep(axis)
+            dim, is_first, is_last = dims[axis], has["begin"][i], has["end"][i]
+            first = 0 if is_first else None if begin is None else begin[i]
+            last = dim if is_last else None if end is None else end[i]
+            is_to_end = is_last or _is_at_least(last, dim)
+            is_kept = step == 1 and _is_zero(first) and is_to_end  # `x[:]`, whatever the size
+            before.append(axis if is_kept else None)
+            after.append(before[-1])
+            is_open = step < 0 and (is_first or is_last)
+            length = None if is_open else _length(dim, first, last, step)
+            is_all = is_kept or (step == -1 and is_first and is_last)
+            sizes.append(dim if is_all else length)
+    keep(range(len(before), len(dims)))
     return before, after, sizes
 
 
