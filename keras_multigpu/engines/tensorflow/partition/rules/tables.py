@@ -194,15 +194,11 @@ def add_rows(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]
 
 def _sums(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     table, indices = values[:2]
-    _check_here(planner, table)
-    if not _is_table(planner, table) or not _have_rows(planner, values[1:]):
-        return None
 
     def emit(lookup: Any, part: Any, *given: Any) -> list[Any]:
         return [lookup(*given).sums(part)]
 
-    dims = (_rows(indices), (table.dims or ())[1])
-    return [_summed(planner, op, emit, values, table.dims, dims)]
+    return _summed(planner, op, emit, values, (_rows(indices), *(table.dims or ())[1:]))
 
 
 def _gradient(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
@@ -228,15 +224,10 @@ def _gradient(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value
 
 
 def _by_weights(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    table, _, indices = values
-    _check_here(planner, table)
-    if not _is_table(planner, table) or not _have_rows(planner, values[1:]):
-        return None
-
     def emit(lookup: Any, part: Any, upstream: Any, indices: Any) -> list[Any]:
         return [lookup(indices).of_weights(part, upstream)]
 
-    return [_summed(planner, op, emit, values, table.dims, indices.dims)]
+    return _summed(planner, op, emit, values, values[2].dims)
 
 
 FUNCTIONS = {
@@ -295,10 +286,13 @@ def _summed(
     op: tf.Operation,
     emit: Callable[..., list[Any]],
     values: Sequence[Value],
-    table: Any,
     dims: Any,
-) -> Value:
-    """A value with the batch's rows, of which each device has made addends."""
+) -> list[Value] | None:
+    """A value with the batch's rows, of which each device makes addends by its part of a table."""
+    table, *others = values
+    _check_here(planner, table)
+    if not _is_table(planner, table) or not _have_rows(planner, others):
+        return None
     dtype, split = op.outputs[0].dtype, Split(0)
     wide = tf.float32 if dtype.size < 4 else dtype
 
@@ -308,7 +302,7 @@ def _summed(
     def cast(local: Any, total: Any) -> list[Any]:
         return [tf.cast(total, dtype)]
 
-    (item,) = _looked_up(planner, op, added, values, table, [wide])
+    (item,) = _looked_up(planner, op, added, values, table.dims, [wide])
     own = planner.get(Value(wide, dims, SUM, {SUM: item}), split)
     (item,) = planner.add(cast, [own], EACH, [dtype], name=op.name)
-    return Value(dtype, dims, split, {split: item})
+    return [Value(dtype, dims, split, {split: item})]
