@@ -25,7 +25,12 @@ from keras_multigpu.engines.tensorflow.partition.planner import Record
 from keras_multigpu.engines.tensorflow.partition.step import spread
 from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
-from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order, values_of
+from keras_multigpu.engines.tensorflow.tensors import (
+    floats,
+    gradient_order,
+    is_compiled_around,
+    values_of,
+)
 from keras_multigpu.engines.tensorflow.weights.homes import Homes, make_whole
 from keras_multigpu.engines.tensorflow.weights.placing import (
     FollowingRunner,
@@ -149,13 +154,15 @@ class Partition:
         run = functools.partial(self.spread, compiled=compiled, autograph=True)
 
         def graph_or_eager(flat: Any, args: Any, **more: Any) -> Any:
-            if not tf.executing_eagerly():
+            is_alone = tf.executing_eagerly() or self._is_compiled_around()
+            if not is_alone:
                 own = getattr(step, "__name__", "step")
                 name = self.notices.name_for(graph_or_eager, own)
                 result = run(flat, args, name=name, note_rows=self.rows.note, **more)
                 self.notices.warn_of_slots(name)
                 return result
-            self.notices.warn_of_eager_steps()
+            if tf.executing_eagerly():
+                self.notices.warn_of_eager_steps()
             with one_device():
                 return flat(*args)
 
@@ -230,7 +237,7 @@ class Partition:
             self.notices.warn_of_eager_calls()
         elif order and is_mesh:
             self.notices.warn_of_first_devices(1 if is_alone else self._width)
-        if is_alone or tf.executing_eagerly():
+        if is_alone or tf.executing_eagerly() or self._is_compiled_around():
             with one_device():
                 return Result(self._template(*args, **kwargs))
         noted, records = Noted(self._template), list[Record]()
@@ -253,6 +260,16 @@ class Partition:
         if records:  # not of a single row
             self.notices.note(self.notices.name_for(self, "call"), records)
         return noted.result(*found)
+
+    def _is_compiled_around(self) -> bool:
+        """Whether XLA compiles the graph that is made; warns that it does so for one device."""
+        is_compiled = is_compiled_around()
+        if is_compiled:
+            self.notices.warn_of_whole_calls(
+                "XLA compiles the function that calls it for one device. Leave `jit_compile=True` "
+                "out there; `parallel.function(step, jit_compile=True)` compiles a step for all"
+            )
+        return is_compiled
 
     def order(self, call: Call) -> int:
         """The highest derivative that active tapes may take of a call."""

@@ -56,6 +56,15 @@ def gradient_order(tensors: list[Tensor]) -> int:
     return 2 if order and tf.executing_eagerly() else order
 
 
+def is_compiled_around() -> bool:
+    """Whether the graph that is made lies in a function that XLA compiles, for one device."""
+    condition: Any = tf.cond(tf.compat.v1.placeholder_with_default(True, []), lambda: 0, lambda: 1)
+    while not condition.op.type.endswith("If"):
+        condition = condition.op.inputs[0]
+    # XLA has its own conditions; TensorFlow marks those that it lowers.
+    return "_lower_using_switch_merge" not in condition.op.node_def.attr
+
+
 def take_rows(tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
     """Rows `start` to `start + size` of a dense, sparse or ragged tensor."""
     if not isinstance(tensor, tf.SparseTensor):

@@ -58,3 +58,25 @@ def test_other_operations_on_one_device():
     with pytest.warns(UserWarning, match="operations whose rows are independent") as told:
         step(tf.zeros((64, 40_000)))
     assert "jit_compile" not in str(told[0].message) + parallel.explain()
+
+
+def test_calls_within_what_is_compiled_around_them():
+    """XLA gives such a function to one device, whatever devices its operations have."""
+    model = _make(keras.Sequential)
+    parallel = make_parallel(model, 2)
+    call = tf.function(lambda x: parallel(x), jit_compile=True)
+    with pytest.warns(UserWarning, match="XLA compiles the function that calls it for one device"):
+        np.testing.assert_allclose(call(tf.constant(_ROWS)), model(_ROWS), rtol=1e-5)
+
+    around = keras.Sequential([keras.Input((256,)), make_parallel(model, 2)])
+    around.compile("sgd", "mse", jit_compile=True)
+    with pytest.warns(UserWarning, match="Leave `jit_compile=True` out there"):
+        around.train_on_batch(_ROWS, np.ones((64, 1), "float32"))
+
+
+def test_a_function_within_what_is_compiled_around_it():
+    parallel = make_parallel(_make(keras.Sequential), 2)
+    step = parallel.function(lambda x: tf.reduce_sum(x) + 1.0)
+    around = tf.function(lambda x: step(x), jit_compile=True)
+    with pytest.warns(UserWarning, match="`parallel.function.*` compiles a step for all"):
+        assert around(tf.constant(_ROWS)) == _ROWS.size + 1
