@@ -24,6 +24,10 @@ from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.workload import Cut, Shard, Sizes
 
 SHARDS = ("weights", "optimizer")
+_NO_NEED = (
+    "Recomputing activations (`keras.RematScope`) is not tried: a way that needs none fits, and is "
+    "faster."
+)
 _WORTH_IT = 0.97  # of a step's memory: recomputing that saves less is no choice
 _PASSED_BY_NAME = {"training", "mask"}  # which Keras passes by name
 
@@ -42,12 +46,14 @@ def plan(
     cuts: Mapping[int, Cut] | None = None,
     overlap: float = 0.0,
     steps: int = 10,
+    verbose: int = 1,
 ) -> PlanReport:
     """Finds the ways to train a model on n devices that fit into their memory, the fastest first.
 
     One device is always among the ways: more are not always faster. A way is a mode, what it
     spreads over the devices (`shard`), in how many parts a batch is computed, and whether
-    activations are computed again in the backward pass (`keras.RematScope`), not kept. The parts
+    activations are computed again in the backward pass (`keras.RematScope`), not kept: tried if no
+    way fits without it, on whole batches. The parts
     of a batch have their gradients accumulated, so that an update still sees the whole batch. What
     compares or counts the rows of a batch (`BatchNormalization`, contrastive losses, means over
     masks or weights) sees the part. The devices need not be here.
@@ -74,6 +80,8 @@ def plan(
             Sequential and functional models.
         overlap: the share of the copies that computations hide.
         steps: the least number of steps to time.
+        verbose: 1 for the number of steps that were counted, 0 for silence. Each is traced, and
+            takes as long as the first step of a training.
 
     Returns:
         A report with a row for each way. `plan.best` has the arguments of the fastest one that
@@ -85,7 +93,8 @@ def plan(
     Example:
         >>> model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
         >>> model.compile("adam", "mse")
-        >>> found = plan(model, 64, 2, memory="1 GB", link="nvlink4", step_seconds=0.01)
+        >>> nvlink = {"link": "nvlink4", "step_seconds": 0.01}
+        >>> found = plan(model, 64, 2, memory="1 GB", **nvlink, verbose=0)
         >>> found.best
         {'n_gpus': 2, 'mode': 'data'}
     """
@@ -94,20 +103,25 @@ def plan(
         model, batch_size, (count,), ("data",), link=link, step_seconds=step_seconds, speed=speed,
         inputs=inputs, targets=targets, cuts=cuts, overlap=overlap, steps=steps,
     )  # fmt: skip
+    subject.progress = keras.utils.Progbar(None, verbose=verbose, unit_name="counted step")
     kinds, notes = _find_kinds(subject, count)
     search = Search(subject, count, kinds, limit)
-    rows = min(search.rows, subject.most_rows)
+    rows = min(subject.rows, subject.most_rows)
     subject.measure(rows, max(rows // 2, 1), {})
     plain = search.count(model)
-    recomputed, why_not = _count_recomputed(search, plain)
-    choices = search.choose([*search.find(plain), *search.find(recomputed, remat=True)])
+    ways = search.find(plain)
+    choices, why_not = search.choose(ways), [_NO_NEED]
+    if not any(one.fits and one.parts == 1 for one in choices):
+        recomputed, why_not = _count_recomputed(search, plain)
+        choices = search.choose([*ways, *search.find(recomputed, remat=True)])
+    subject.progress.update(len(subject.held), finalize=True)
     notes += [*_estimated(subject), *why_not, *(subject.doubts if count > 1 else [])]
     if any(one.parts > 1 for one in choices):
         notes += _changes(model)
     if not any(one.fits for one in choices):
         notes += _not_counted(count)
     left_out = "they are left out, and a step needs more than this."
-    notes += tell_unknown(plain[search.rows].unknown, left_out)
+    notes += tell_unknown(plain[subject.rows].unknown, left_out)
     settings = {**subject.describe(), "memory of a device": show_bytes(limit)}
     return PlanReport(choices, count, limit=limit, settings=settings, notes=notes)
 
@@ -211,7 +225,7 @@ def _count_recomputed(
     search: Search, plain: Mapping[int, Sizes]
 ) -> tuple[Mapping[int, Sizes], list[str]]:
     """The sizes of a copy with layers made in a `keras.RematScope`, or why it is left out."""
-    model, rows = search.subject.model, search.rows
+    model, rows = search.subject.model, search.subject.rows
     if not is_graph(model):
         return {}, ["Recomputing is left out: only functional and Sequential models are copied."]
     try:

@@ -31,14 +31,12 @@ class Search:
         self.subject, self._kinds, self._limit = subject, kinds, limit
         self.recomputing: keras.Model | None = None  # a copy that computes activations again
         self._takes_fewer = subject.takes_fewer
-        # A device's in mode "data", or those of the batch if the model takes no others.
-        self.rows = math.ceil(subject.batch_size / (devices if self._takes_fewer else 1))
         self._are_here = devices <= len(choose_devices(None, None))
 
     def count(self, model: keras.Model) -> dict[int, Sizes]:
         """The counted sizes of a copy of the model, by the rows of a device."""
         most = self.subject.most_rows
-        asked = {rows: min(rows, most) for rows in (self.rows, self.subject.batch_size)}
+        asked = {rows: min(rows, most) for rows in (self.subject.rows, self.subject.batch_size)}
         found = {rows: self._count_sizes(model, rows) for rows in set(asked.values())}
         return {rows: found[counted] for rows, counted in asked.items()}
 
@@ -49,9 +47,9 @@ class Search:
         not: with few rows the update needs most, with many the activations do. So it is rather
         less in between.
         """
-        goes_on = rows == self.subject.most_rows < self.subject.batch_size
-        halvings = 1 if goes_on else _MOST_HALVINGS
-        fewer = max(rows // 2**halvings, 1) if self._takes_fewer else 0
+        fewer = self.subject.few_rows if self._takes_fewer else 0
+        if rows == self.subject.most_rows < self.subject.batch_size:  # and more are estimated
+            fewer = max(rows // 2, 1)
         many = self.subject.count(model, rows)
         grown = in_step(many) - (in_step(self.subject.count(model, fewer)) if fewer else 0)
         row = max(grown / (rows - fewer), 0.0) if rows > fewer else 0.0
@@ -71,7 +69,7 @@ class Search:
         ways: list[Way] = []
         for kind in self._kinds if sizes else ():
             mode, _, devices = kind
-            own = sizes[self.rows if mode == "data" and devices > 1 else batch_size]
+            own = sizes[self.subject.rows if mode == "data" and devices > 1 else batch_size]
             is_whole = not self._takes_fewer
             if mode == "model" and (devices in self.subject.cuts or engines.current().partitions):
                 if remat:

@@ -90,7 +90,8 @@ class Subject:
         asked = (self.model, self.inputs, self.batch_size)
         outputs, self.takes_fewer = models.call_on_one_row(*asked)
         self.sizes = workload.find_sizes(self.model, outputs, self.inputs, self.batch_size)
-        self._held: dict[Any, MemoryReport] = {}  # of copies that were asked for
+        self.held: dict[Any, MemoryReport] = {}  # of copies that were counted
+        self.progress: keras.utils.Progbar | None = None  # of these
         self._counted: dict[tuple[int, int], tuple[Cut, Traffic]] = {}  # by devices and rows
         self.left_out: dict[int, ValueError] = {}  # numbers of devices, in mode "model"
         self._divide([count for count in self.n_gpus if count > 1 and "model" in self.modes])
@@ -107,19 +108,31 @@ class Subject:
         if self.left_out and len(self.left_out) == len(counts) * len(self.modes):
             raise next(iter(self.left_out.values()))  # nothing else is asked
 
+    @property
+    def rows(self) -> int:
+        """The rows of a device in mode "data"; those of the batch if the model takes no others."""
+        return math.ceil(self.batch_size / (max(self.n_gpus) if self.takes_fewer else 1))
+
+    @property
+    def few_rows(self) -> int:
+        """As many as a device's in the smallest part of a batch, or rather more."""
+        return _FEW if self.rows >= 2 * _FEW else max(self.rows // _FEW, 1)
+
     @functools.cached_property
     def most_rows(self) -> int:
         """The rows, up to a batch's, of the largest step that a processor can be given to count."""
-        is_free = self.takes_fewer and choose_devices(None, None)[0].startswith("cpu:")
-        rows = min(_FEW, self.batch_size) if is_free else self.batch_size
+        if not (self.takes_fewer and choose_devices(None, None)[0].startswith("cpu:")):
+            return self.batch_size
+        rows, most = min(self.rows, _FEW), _MOST_BYTES
         while rows < self.batch_size:
             few = self.count(self.model, rows)
+            most = max(most, 2 * in_step(few)) if rows <= _FEW else most
             # A step on n times as many rows needs n times as much at most, and the same state.
-            room = min(forms.free_memory() / 2 - few.peak, _MOST_BYTES)
+            room = min(forms.free_memory() / 2 - few.peak, most)
             times = int(room / max(in_step(few), 1)) + 1
             if times < 2:
                 break
-            rows = min(times * rows, self.batch_size)
+            rows = min(times * rows, self.rows if rows < self.rows else self.batch_size)
         return rows
 
     @property
@@ -204,10 +217,12 @@ class Subject:
     ) -> MemoryReport:
         """The memory of a copy of the model, made parallel, on one of some parts of a batch."""
         asked = (model, rows, devices, parts, *options.items())
-        if asked not in self._held:
+        if asked not in self.held:
             with self._compiled(model, rows, devices, parts, **options) as (parallel, batch):
-                self._held[asked] = memory(parallel, batch)
-        return self._held[asked]
+                self.held[asked] = memory(parallel, batch)
+            if self.progress is not None:
+                self.progress.update(len(self.held))
+        return self.held[asked]
 
     @contextlib.contextmanager
     def _compiled(

@@ -241,7 +241,7 @@ MODES = ("data", "committee") if ON_JAX else ("data", "committee", "model")
 @pytest.mark.parametrize("modes", [MODES, ("tower",)])
 def test_what_is_here_is_timed(modes):
     inputs = keras.Input((6,))
-    ends = [keras.layers.Dense(8, name=name)(inputs) for name in "ab"]
+    ends = [keras.layers.Dense(8, name=name)(inputs) for name in "abcdefgh"]
     model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Add()(ends)))
     model.compile("adam", "mse")
     model.fit(np.ones((8, 6)), np.ones((8, 2)), verbose=0)
