@@ -158,6 +158,7 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
 _OTHER_NAMES = {
     **{"bf16": "bfloat16", "fp16": "float16", "half": "float16"},
     **{"zero1": "optimizer", "zero2": "optimizer", "zero3": "weights", "fsdp": "weights"},
+    **{"all": "weights", "full": "weights"},
 }
 """What other libraries call a choice: {name there: name here}."""
 

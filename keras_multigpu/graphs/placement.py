@@ -31,6 +31,7 @@ def check_placement(placement: object, count: int) -> None:
     if not isinstance(placement, Mapping) or not placement:
         empty = ", which names no layer" if isinstance(placement, Mapping) else ""
         hint = did_you_mean(placement.lower() if isinstance(placement, str) else None, ["spread"])
+        hint = hint or " Write `placement={'dense': 1}`, for example."
         raise ValueError(f"{expected} Received: placement={placement!r}{empty}.{hint}")
     for name, number in placement.items():
         device = as_integer(number)

@@ -180,6 +180,8 @@ def get_mix(mix: Any) -> keras.Layer:
         return mix
     is_numpys = getattr(mix, "__module__", None) == "numpy"
     cure = "Choose one of these."
+    if isinstance(mix, str) and mix.lower() in ("average", "avg"):
+        cure = "Write `mix='mean'`."
     if callable(mix) and not isinstance(mix, type) and not is_numpys and mix is not mean_mix:
         try:
             return MixLambda(mix)

@@ -511,6 +511,11 @@ def test_no_mix(mix):
     assert f"Received: mix={mix!r}." in str(error.value)
 
 
+def test_what_others_call_a_mean():
+    with pytest.raises(ValueError, match=r"Received: mix='average'\. Write `mix='mean'`"):
+        get_mix("average")
+
+
 def test_functions_of_numpy():
     with pytest.raises(ValueError, match=r"Received: mix=<.*use those of `keras.ops`"):
         get_mix(np.mean)

@@ -159,6 +159,7 @@ def test_what_other_libraries_call_a_choice_is_understood():
         ("model_devices", "2", 2),
         ("model_devices", 2.0, 2),
         ("shard", "zero3", "weights"),
+        ("shard", "all", "weights"),
         ("shard", "zero1", "optimizer"),
         ("shard", True, "weights"),
     ]:

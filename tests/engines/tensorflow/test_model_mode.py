@@ -321,12 +321,12 @@ def _mlp():
     [
         ({"three": 0}, r"must match a layer. Received: 'three', .* The layers are: one, two"),
         ({"one": 2}, r"device numbers from 0 to 1. Received: 'one': 2, with 2 devices"),
+        (["one"], r"Received: placement=\['one'\]\. Write `placement=\{'dense': 1\}`"),
         ({"one": -1}, "Received: 'one': -1"),
         ({"one": True}, "Received: 'one': True"),
         ({"one": "cpu:1"}, "Received: 'one': 'cpu:1'"),
         ({"one": 0, "o.*": 1}, "layer 'one', which 'one' and 'o.\\*' match"),
         ({}, "Received: placement={}"),
-        (["one"], r"Received: placement=\['one'\]"),
         ({"one[": 0}, r"'one\[', which is no regular expression: unterminated"),
     ],
 )
