@@ -56,6 +56,7 @@ def gradient_order(tensors: list[Tensor]) -> int:
     return 2 if order and tf.executing_eagerly() else order
 
 
+@tf.autograph.experimental.do_not_convert
 def is_compiled_around() -> bool:
     """Whether the graph that is made lies in a function that XLA compiles, for one device."""
     condition: Any = tf.cond(tf.compat.v1.placeholder_with_default(True, []), lambda: 0, lambda: 1)
