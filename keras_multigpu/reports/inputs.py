@@ -84,7 +84,8 @@ def take_rows(arrays: Any, rows: int) -> Any:
     """The first rows of arrays in any structure, repeated if there are fewer; `None` stays."""
 
     def take(part: Any) -> Any:
-        return part[:rows] if len(part) >= rows else np.resize(part, (rows, *part.shape[1:]))
+        is_short = (part.shape[0] or rows) < rows  # a ragged tensor may not know its rows
+        return np.resize(part, (rows, *part.shape[1:])) if is_short else part[:rows]
 
     return map_arrays(take, arrays)
 

@@ -10,7 +10,7 @@ from support.pictures import hidden_texts
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import Cut, Link
-from keras_multigpu.reports.inputs import make_inputs
+from keras_multigpu.reports.inputs import make_inputs, take_rows
 from keras_multigpu.reports.models import state_of
 from keras_multigpu.reports.workload import Sizes, find_sizes
 
@@ -232,6 +232,19 @@ def test_more_devices_than_rows():
         reports.advise(dense(), 4, (1, 64), link=LINK, step_seconds={4: 0.4, 1: 0.1})
     given = {"modes": ("tower",), "link": LINK, "step_seconds": 0.1}
     assert reports.advise(dense(), 4, (64,), **given).predictions  # each takes the whole batch
+
+
+def test_rows_are_repeated_if_there_are_fewer():
+    found = take_rows({"a": np.arange(3), "b": None}, 5)
+    assert found["a"].tolist() == [0, 1, 2, 0, 1]
+    assert found["b"] is None
+    assert take_rows(np.ones((3, 2)), 2).shape == (2, 2)
+
+
+@pytest.mark.skipif(ON_JAX, reason="TensorFlow's own tensors")
+def test_rows_of_ragged_tensors():
+    ragged = pytest.importorskip("tensorflow").ragged.constant([[1], [2, 3], [4]])
+    assert take_rows(ragged, 2).to_list() == [[1], [2, 3]]
 
 
 MODES = ("data", "committee") if ON_JAX else ("data", "committee", "model")
