@@ -296,8 +296,8 @@ def test_what_was_meant_is_said():
     ):
         with pytest.raises(ValueError, match=cure):
             call()
-    with pytest.raises(ValueError, match="Received: shard='all'.$"):
-        make_parallel(mlp(), 2, shard="all")  # what was meant is not known
+    with pytest.raises(ValueError, match="Received: shard='some'.$"):
+        make_parallel(mlp(), 2, shard="some")  # what was meant is not known
 
 
 @pytest.mark.parametrize("is_random", [False, True])
