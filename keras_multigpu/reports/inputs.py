@@ -81,10 +81,13 @@ def _find_ranges(model: keras.Model) -> Iterator[int]:
 
 
 def take_rows(arrays: Any, rows: int) -> Any:
-    """The first rows of arrays in any structure, repeated if there are fewer; `None` stays."""
+    """The first rows of arrays in any structure; `None` stays `None`.
+
+    Shorter NumPy arrays, as `make_inputs` makes, are repeated.
+    """
 
     def take(part: Any) -> Any:
-        is_short = (part.shape[0] or rows) < rows  # a ragged tensor may not know its rows
+        is_short = isinstance(part, np.ndarray) and len(part) < rows
         return np.resize(part, (rows, *part.shape[1:])) if is_short else part[:rows]
 
     return map_arrays(take, arrays)

@@ -245,6 +245,7 @@ def test_rows_are_repeated_if_there_are_fewer():
 def test_rows_of_ragged_tensors():
     ragged = pytest.importorskip("tensorflow").ragged.constant([[1], [2, 3], [4]])
     assert take_rows(ragged, 2).to_list() == [[1], [2, 3]]
+    assert take_rows(ragged, 5).to_list() == ragged.to_list()
 
 
 MODES = ("data", "committee") if ON_JAX else ("data", "committee", "model")

@@ -54,6 +54,7 @@ def roomy(model):
 
 def test_what_fits_is_the_fastest(model, roomy):
     assert roomy.best == {"n_gpus": 2, "mode": "data"}
+    assert any(one.startswith("Recomputing") and "is not tried" in one for one in roomy.notes)
     first = roomy.choices[0]
     assert first.fits
     assert first.parts == 1
@@ -325,7 +326,7 @@ def test_what_is_counted_decides(model, roomy, monkeypatch):
     assert _plan(model, fastest.memory).best == roomy.best
 
 
-def test_a_batch_that_is_too_large_to_be_tried(monkeypatch):
+def test_a_batch_that_is_too_large_to_be_tried(monkeypatch, capsys):
     """A step on a large batch would take all memory: it is estimated from smaller ones."""
     model, tried, count = _model(), [], Subject.count
     monkeypatch.setattr(
@@ -335,6 +336,7 @@ def test_a_batch_that_is_too_large_to_be_tried(monkeypatch):
     )
     monkeypatch.setattr(subject, "_MOST_BYTES", 1e7)
     found = reports.plan(model, 10**6, 2, memory="5 GB", link=LINK, step_seconds=1.0)
+    assert "counted step" in capsys.readouterr().out
     assert 500 < max(tried) < 10**5
     assert {one.is_counted for one in found.choices} == {False}
     assert any("is the largest that a processor counts" in note for note in found.notes)
