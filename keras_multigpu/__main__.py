@@ -9,6 +9,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
+from keras_multigpu.launched import split_address
 from keras_multigpu.version import __version__
 
 _MODELS = ("mlp", "resnet50")  # of `bench`
@@ -75,6 +76,14 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _address(text: str) -> str:
+    """An address, of the option `--bind`."""
+    try:
+        return split_address("bind", text)[0]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).replace("`bind` ", "")) from error
+
+
 def _add_bench(commands: argparse._SubParsersAction) -> None:
     bench = commands.add_parser("bench", help="time a model on 1, 2, 4 devices")
     said, counts = "default: resnet50 on GPUs, and else mlp", "default: 1, 2, 4, ..."
@@ -97,6 +106,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     )
     serve.add_argument(
         "--bind",
+        type=_address,
         default="127.0.0.1:2222",
         metavar="HOST:PORT",
         help="the only address at which this machine can be reached; 0.0.0.0 for all its "
@@ -104,7 +114,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     )
     serve.add_argument(
         "--virtual-devices",
-        type=int,
+        type=_positive,
         default=1,
         metavar="N",
         help="how many CPU devices to divide the processor into (default: 1)",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-import re
 import socket
 import threading
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from keras_multigpu import engines
 from keras_multigpu.arguments import as_integer, check_choice, finite_number, positive_integer
 from keras_multigpu.engines import Address, ClusterError
-from keras_multigpu.launched import find_place
+from keras_multigpu.launched import find_place, split_address
 
 __all__ = ["ClusterError", "connect", "disconnect", "join", "serve"]
 
@@ -29,7 +28,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-_HOST_AND_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
 _NO_PASSWORD = (
     "TensorFlow's server asks for no password and encrypts nothing: whoever reaches it can run "
     "computations with the rights of this process, and read and write its files."
@@ -227,23 +225,17 @@ def _check_timeout(timeout: float) -> float:
 
 def _find_address(argument: str, value: object) -> Address:
     """The address that `"host:port"` stands for; `argument` is named in the error."""
-    match = _HOST_AND_PORT.fullmatch(value) if isinstance(value, str) else None
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise ValueError(
-            f"`{argument}` must have the form 'HOST:PORT', with a port from 1 to 65535. "
-            f"Received: {value!r}. Write 'gpu7:2222', '10.0.0.7:2222' or '[fd00::7]:2222', say."
-        )
-    host, port = match[1].strip("[]"), int(match[2])
+    name, host, port = split_address(argument, value)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise ClusterError(
-            match[0],
+            name,
             f"This machine knows no address of {host!r} ({error.strerror}).",
             "Check the spelling, or give the host's IP address.",
         ) from error
     best = min(found, key=lambda one: one[0] != socket.AF_INET)  # IPv4 if the host has both
-    return Address(match[0], str(best[4][0]).removeprefix("::ffff:"), port)
+    return Address(name, str(best[4][0]).removeprefix("::ffff:"), port)
 
 
 def _check_different(addresses: Sequence[Address]) -> None:

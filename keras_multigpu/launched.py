@@ -1,4 +1,4 @@
-"""What a launcher's environment says of this process: `TF_CONFIG`, or Slurm's variables."""
+"""Where processes meet: addresses, and what a launcher's environment says of this process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,26 @@ _SLURM = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID")
 _NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 
 
+_HOST_AND_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
+
 Place = tuple[str, int, int]
 """A process's place among all: the address at which they meet, their number, and its own."""
+
+
+def split_address(argument: str, value: object) -> tuple[str, str, int]:
+    """The text `"host:port"`, its host and its port; `argument` is named in the error.
+
+    Example:
+        >>> split_address("bind", "[fd00::7]:2222")
+        ('[fd00::7]:2222', 'fd00::7', 2222)
+    """
+    match = _HOST_AND_PORT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(
+            f"`{argument}` must have the form 'HOST:PORT', with a port from 1 to 65535. "
+            f"Received: {value!r}. Write 'gpu7:2222', '10.0.0.7:2222' or '[fd00::7]:2222', say."
+        )
+    return match[0], match[1].strip("[]"), int(match[2])
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:

@@ -13,7 +13,7 @@ from keras_multigpu.arguments import device_counts, number_of
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports.advice_report import Advice
 from keras_multigpu.reports.interconnect import Link
-from keras_multigpu.reports.loads import find_busiest
+from keras_multigpu.reports.loads import check_modes, find_busiest
 from keras_multigpu.reports.prediction import Prediction, Traffic
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.timing import Measured
@@ -104,8 +104,8 @@ def advise(
 
     Raises:
         ValueError: if the model is not built, input shapes or valid integers are unknown, the
-            inputs have fewer rows than a batch, a batch has fewer rows than there are devices, or
-            an argument is out of range.
+            inputs have fewer rows than a batch, nothing is left because a batch has fewer rows than
+            there are devices, or an argument is out of range.
 
     Example:
         >>> model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
@@ -118,6 +118,7 @@ def advise(
         'Stay on one device'
     """
     counts = device_counts("n_gpus", n_gpus)
+    check_modes(modes, placement)
     subject = Subject(
         model, batch_size, counts, modes, link=link, step_seconds=step_seconds, speed=speed,
         inputs=inputs, targets=targets, cuts=cuts, overlap=overlap, steps=steps,
@@ -129,8 +130,7 @@ def advise(
             f"`cuts` are for mode 'model'. Received: cuts={cuts!r} and modes={tuple(modes)!r}. Add "
             "'model' to `modes`, or leave `cuts` out."
         )
-    left_out = {"model": subject.left_out}
-    asked = [(mode, n) for mode in modes for n in counts if n not in left_out.get(mode, ())]
+    asked = [(mode, n) for mode in modes for n in counts if (mode, n) not in subject.left_out]
     traffic = _count_traffic(counted, model, batch_size, asked)
     most = len(choose_devices(None, None)) if subject.is_here else 1
     here = {one: [n for mode, n in asked if mode == one and 1 < n <= most] for one in modes}

@@ -118,10 +118,18 @@ LOADS: dict[str, Callable[[Workload, int], Load]] = {
 }
 
 
-def check_modes(
-    modes: Sequence[str], counts: Sequence[int], batch_size: int, placement: Any = None
-) -> None:
-    """One known mode or more; a row for every device in mode `"data"`; how `"model"` divides."""
+def check_rows(devices: int, batch_size: int) -> None:
+    """A row for every device in mode `"data"`."""
+    if devices > batch_size:
+        raise ValueError(
+            "In mode 'data' `n_gpus` must not exceed the "
+            f"batch_size={number_of(batch_size, 'row')} of a batch: further devices would get no "
+            f"rows. Received: {devices} devices. Give fewer devices, or a larger batch."
+        )
+
+
+def check_modes(modes: Sequence[str], placement: Any = None) -> None:
+    """One known mode or more; how `"model"` divides."""
     if isinstance(modes, str) or not modes:
         raise ValueError(
             f"`modes` must be a sequence of one mode or more. Received: modes={modes!r}. Give "
@@ -133,13 +141,6 @@ def check_modes(
                 f"`modes` must be of {', '.join(map(repr, LOADS))}. Received: mode={mode!r}. A "
                 "'committee' is mode 'tower' with `replicas='independent'`."
             )
-    if "data" in modes and max(counts) > batch_size:
-        raise ValueError(
-            "In mode 'data' `n_gpus` must not exceed the "
-            f"batch_size={number_of(batch_size, 'row')} of a batch: further devices would get no "
-            f"rows. Received: n_gpus={counts[0] if len(counts) == 1 else tuple(counts)!r}. Give "
-            "fewer devices, or a larger batch."
-        )
     if placement is not None and not isinstance(placement, Mapping):
         raise ValueError(
             "`placement` must be a dict from names of layers to device numbers, or None. Received: "

@@ -17,6 +17,7 @@ from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.forms import read_bytes, show_bytes, tell_unknown
 from keras_multigpu.reports.interconnect import Link
+from keras_multigpu.reports.loads import check_rows
 from keras_multigpu.reports.models import random_state_kept
 from keras_multigpu.reports.plan_report import PlanReport
 from keras_multigpu.reports.search import Kind, Search
@@ -100,7 +101,7 @@ def plan(
     """
     count, limit = positive_integer("n_gpus", n_gpus), read_bytes("memory", memory)
     subject = Subject(
-        model, batch_size, (count,), ("data",), link=link, step_seconds=step_seconds, speed=speed,
+        model, batch_size, (count,), (), link=link, step_seconds=step_seconds, speed=speed,
         inputs=inputs, targets=targets, cuts=cuts, overlap=overlap, steps=steps,
     )  # fmt: skip
     subject.progress = keras.utils.Progbar(None, verbose=verbose, unit_name="counted step")
@@ -121,7 +122,7 @@ def plan(
     if not any(one.fits for one in choices):
         notes += _not_counted(count)
     left_out = "they are left out, and a step needs more than this."
-    notes += tell_unknown(plain[subject.rows].unknown, left_out)
+    notes = [*tell_unknown(plain[subject.rows].unknown, left_out), *notes]
     settings = {**subject.describe(), "memory of a device": show_bytes(limit)}
     return PlanReport(choices, count, limit=limit, settings=settings, notes=notes)
 
@@ -141,8 +142,13 @@ def _find_kinds(subject: Subject, count: int) -> tuple[list[Kind], list[str]]:
     one: Kind = ("data", None, 1)
     if count == 1:
         return [one], []
-    shards, notes = _find_shards(subject.model, count)
-    kinds = [one, *(("data", shard, count) for shard in shards)]
+    kinds, notes = [one], list[str]()
+    try:
+        check_rows(count, subject.batch_size)
+        shards, notes = _find_shards(subject.model, count)
+        kinds += [("data", shard, count) for shard in shards]
+    except ValueError as reason:
+        notes.append(f"Mode 'data' is left out: {reason}")
     try:
         if count not in subject.cuts:
             _refuse_placement(subject, count)
@@ -227,7 +233,10 @@ def _count_recomputed(
     """The sizes of a copy with layers made in a `keras.RematScope`, or why it is left out."""
     model, rows = search.subject.model, search.subject.rows
     if not is_graph(model):
-        return {}, ["Recomputing is left out: only functional and Sequential models are copied."]
+        return {}, [
+            "Recomputing activations is left out: only functional and Sequential models are copied "
+            "for it. Make your layers in `keras.RematScope`, and plan again."
+        ]
     try:
         search.recomputing = _copy_recomputing(model)
     except Exception as error:  # a user's class may raise anything; the note says it

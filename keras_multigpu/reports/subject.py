@@ -42,7 +42,7 @@ _SHARED = (
 class Subject:
     """A built model, a batch to train it on, and the devices in question: checked on creation.
 
-    The arguments are those of `advise`.
+    The arguments are those of `advise`; without `modes` the caller finds which can be.
     """
 
     model: keras.Model
@@ -68,7 +68,6 @@ class Subject:
         self.link = find_link(self.link)
         self.host_link = find_host_link(self.devices_per_host, self.host_link, self.n_gpus)
         self.batch_size = positive_integer("batch_size", self.batch_size)
-        loads.check_modes(self.modes, self.n_gpus, self.batch_size, self.placement)
         positive_integer("steps", self.steps)
         quantity("speed", self.speed)
         share, hint = "a share, from 0 to 1", "Give 0 if copies and computations take turns."
@@ -93,19 +92,22 @@ class Subject:
         self.held: dict[Any, MemoryReport] = {}  # of copies that were counted
         self.progress: keras.utils.Progbar | None = None  # of these
         self._counted: dict[tuple[int, int], tuple[Cut, Traffic]] = {}  # by devices and rows
-        self.left_out: dict[int, ValueError] = {}  # numbers of devices, in mode "model"
-        self._divide([count for count in self.n_gpus if count > 1 and "model" in self.modes])
+        self.left_out: dict[tuple[str, int], ValueError] = {}  # modes and numbers of devices
+        self._leave_out([(one, n) for one in self.modes for n in self.n_gpus if n > 1])
 
-    def _divide(self, counts: Sequence[int]) -> None:
-        """Finds on how many devices mode `"model"` can't divide the model."""
-        for count in counts:
+    def _leave_out(self, asked: Sequence[tuple[str, int]]) -> None:
+        """Finds on how many devices a mode has no rows for each, or can't divide the model."""
+        for mode, count in asked:
             try:
-                self.find_cut(count, self.batch_size, self.sizes)
+                if mode == "data":
+                    loads.check_rows(count, self.batch_size)
+                elif mode == "model":
+                    self.find_cut(count, self.batch_size, self.sizes)
             except ValueError as reason:
-                if self.placement:
+                if mode == "model" and self.placement:
                     raise  # it is the user's
-                self.left_out[count] = reason
-        if self.left_out and len(self.left_out) == len(counts) * len(self.modes):
+                self.left_out[mode, count] = reason
+        if self.left_out and len(self.left_out) == len(asked):
             raise next(iter(self.left_out.values()))  # nothing else is asked
 
     @property
@@ -241,9 +243,11 @@ class Subject:
     def doubts(self) -> list[str]:
         """What a reader of the predictions must beware of."""
         notes = []
-        if self.left_out:
-            counts, reason = forms.listed(self.left_out), self.left_out[max(self.left_out)]
-            notes = [f"Mode 'model' on {counts} devices is left out: {reason}"]
+        for mode in self.modes:
+            reasons = {n: why for (one, n), why in self.left_out.items() if one == mode}
+            if reasons:
+                why, counts = reasons[max(reasons)], forms.listed(reasons)
+                notes.append(f"Mode {mode!r} on {counts} devices is left out: {why}")
         if not self.takes_fewer:
             notes.append(_FIXED)
         here = choose_devices(None, None)[0]

@@ -57,6 +57,16 @@ def test_the_number_of_devices_has_the_name_that_make_parallel_has():
     assert make_parser().parse_args(["bench", "--n-gpus", "1", "2"]).devices == [1, 2]
 
 
+def test_a_wrong_address_is_told_before_a_backend_is_imported(capsys):
+    for option, message in (
+        ("--bind=2222", "must have the form 'HOST:PORT', with a port from 1 to 65535. Received: '"),
+        ("--virtual-devices=0", "must be a positive integer. Received: 0"),
+    ):
+        with pytest.raises(SystemExit):
+            make_parser().parse_args(["serve", option])
+        assert f"argument {option.partition('=')[0]}: {message}" in capsys.readouterr().err
+
+
 def test_the_benchmarks_that_are_named_exist():
     named = [words for words in modules_run() if words[1].startswith("benchmarks.")]
     assert len(named) > 40

@@ -227,10 +227,14 @@ def test_fewer_rows_than_a_batch(name):
 
 
 def test_more_devices_than_rows():
-    match = r"must not exceed the batch_size=4 rows.*Received: n_gpus=\(1, 64\). Give fewer"
+    match = r"must not exceed the batch_size=4 rows.*Received: 64 devices. Give fewer"
     with pytest.raises(ValueError, match=match):
         reports.advise(dense(), 4, (1, 64), link=LINK, step_seconds={4: 0.4, 1: 0.1})
-    given = {"modes": ("tower",), "link": LINK, "step_seconds": 0.1}
+    given = {"link": LINK, "step_seconds": 0.1}
+    found = reports.advise(dense(), 4, **given)  # on 1, 2, 4 and 8
+    assert {one.devices for one in found.predictions} == {1, 2, 4}
+    assert any(note.startswith("Mode 'data' on 8 devices is left out: ") for note in found.notes)
+    given |= {"modes": ("tower",)}
     assert reports.advise(dense(), 4, (64,), **given).predictions  # each takes the whole batch
 
 

@@ -456,6 +456,12 @@ def test_a_way_without_layers_for_all_devices_is_left_out():
         assert any("layers make 2 stages" in note for note in found.notes)
 
 
+def test_a_batch_of_fewer_rows_than_devices(model):
+    found = reports.plan(model, 1, 2, memory="1 GB", link=LINK, step_seconds=0.01, verbose=0)
+    assert {(one.devices, one.mode) for one in found.choices} == {(1, "data"), (2, "model")}
+    assert any(note.startswith("Mode 'data' is left out: ") for note in found.notes)
+
+
 def test_one_device_needs_no_link(model):
     given = {"memory": "1 GB", "link": LINK, "step_seconds": 0.1}
     assert "link" not in reports.plan(model, 8, 1, **given).settings
@@ -539,7 +545,7 @@ def test_wrong_sizes(size):
 
 
 def test_wrong_arguments(model):
-    with pytest.raises(ValueError, match="must not exceed the batch_size=2"):
-        reports.plan(model, 2, 4, memory="1 GB")
+    with pytest.raises(ValueError, match="`batch_size` must be"):
+        reports.plan(model, 0, 4, memory="1 GB")
     with pytest.raises(ValueError, match="Received: model="):
         reports.plan(keras.Sequential([layers.Dense(2)]), 4, 2, memory="1 GB")

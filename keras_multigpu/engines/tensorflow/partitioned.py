@@ -24,6 +24,7 @@ from keras_multigpu.engines.tensorflow.partition.functions import on_all_devices
 from keras_multigpu.engines.tensorflow.partition.planner import Record
 from keras_multigpu.engines.tensorflow.partition.step import spread
 from keras_multigpu.engines.tensorflow.partition.together import Together
+from keras_multigpu.engines.tensorflow.partition.told import COMPILED_AROUND
 from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.tensors import (
     floats,
@@ -265,10 +266,7 @@ class Partition:
         """Whether XLA compiles the graph that is made; warns that it does so for one device."""
         is_compiled = is_compiled_around()
         if is_compiled:
-            self.notices.warn_of_whole_calls(
-                "XLA compiles the function that calls it for one device. Leave `jit_compile=True` "
-                "out there; `parallel.function(step, jit_compile=True)` compiles a step for all"
-            )
+            self.notices.warn_of_whole_calls(COMPILED_AROUND)
         return is_compiled
 
     def order(self, call: Call) -> int:

@@ -12,9 +12,10 @@ import tensorflow as tf
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.tensorflow.names import short_name
-from keras_multigpu.engines.tensorflow.partition.told import eager_steps
+from keras_multigpu.engines.tensorflow.partition.told import COMPILED_AROUND, eager_steps
 from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.regions import compiled
+from keras_multigpu.engines.tensorflow.tensors import is_compiled_around
 from keras_multigpu.engines.tensorflow.weights.homes import make_whole
 
 
@@ -56,6 +57,12 @@ class Placed:
             assert self._home is not None
             self._is_told, are_all = True, tf.config.functions_run_eagerly()
             warnings.warn(eager_steps(name, self._home, are_all), stacklevel=2)
+
+    def warn_if_compiled_around(self, name: str) -> None:
+        """Warns if XLA compiles the graph in which a model is called: for one device."""
+        if self._home is not None and not tf.executing_eagerly() and is_compiled_around():
+            text = f"{name!r} runs on {self._home!r} alone: {COMPILED_AROUND}."
+            warnings.warn(text, stacklevel=2)
 
     def lay_out(self, model: TrainedModel) -> None:
         """Makes weights whole that another model of the template has in parts.

@@ -175,6 +175,7 @@ class CommitteeRunner(FollowingRunner, TowerRunner):
         templates.warn_of_direct_calls(request.template)
 
     def run(self, call: Call) -> list[Result]:
+        self.partition.warn_if_compiled_around(self.models[0].name)
         results = self._run(call)
         if not (tf.executing_eagerly() and self._has_one_model and results[0].is_random):
             return results

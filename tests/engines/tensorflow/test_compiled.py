@@ -73,6 +73,11 @@ def test_calls_within_what_is_compiled_around_them():
     with pytest.warns(UserWarning, match="Leave `jit_compile=True` out there"):
         around.train_on_batch(_ROWS, np.ones((64, 1), "float32"))
 
+    tower = make_parallel(model, 2, mode="tower")
+    call = tf.function(lambda x: tower(x), jit_compile=True)
+    with pytest.warns(UserWarning, match="XLA compiles the function that calls it for one device"):
+        np.testing.assert_allclose(call(tf.constant(_ROWS)), model(_ROWS), rtol=1e-5)
+
 
 def test_a_function_within_what_is_compiled_around_it():
     parallel = make_parallel(_make(keras.Sequential), 2)

@@ -132,6 +132,12 @@ def slots_warning(records: Sequence[Record], model: str) -> str | None:
     )
 
 
+COMPILED_AROUND = (
+    "XLA compiles the function that calls it for one device. Leave `jit_compile=True` out there; "
+    "`parallel.function(step, jit_compile=True)` compiles a step for all"
+)
+
+
 def eager_steps(model: str, device: str, are_all: bool) -> str:
     """What to warn of if a model runs eagerly; `are_all`: as all functions do."""
     cure = "Call `tf.config.run_functions_eagerly(False)`."
