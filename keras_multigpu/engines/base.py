@@ -16,7 +16,14 @@ import keras
 
 from keras_multigpu.engines.cluster.processes import Processes
 from keras_multigpu.engines.cluster.remote import Address, Remote
-from keras_multigpu.engines.runners import DataRunner, ModelRunner, Steps, TowerRunner, TrainedModel
+from keras_multigpu.engines.runners import (
+    DataRunner,
+    ModelRunner,
+    Runner,
+    Steps,
+    TowerRunner,
+    TrainedModel,
+)
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.values import Call, Holding, Request, Tensor, Transfer
 
@@ -45,7 +52,7 @@ class Engine(abc.ABC):
     data_runner: type[DataRunner]
     tower_runner: type[TowerRunner]
     model_runner: type[ModelRunner]
-    steps: type[Steps]
+    steps: Callable[[TrainedModel, Runner], Steps]
 
     # Devices
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from keras_multigpu import cluster, list_devices, make_parallel
-from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.joint_placement import placement_on
 
 ROWS, WIDTH, ROUNDS = 4096, 1024, 15
 SHARDS = ("optimizer", "weights")

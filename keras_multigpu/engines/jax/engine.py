@@ -14,16 +14,18 @@ from jax.experimental import sparse
 
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.cluster.remote import Remote
-from keras_multigpu.engines.jax import devices, placement, rows
+from keras_multigpu.engines.jax import devices, rows
 from keras_multigpu.engines.jax.checks import check_no_distribution
 from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.counting.memory import find_memory
 from keras_multigpu.engines.jax.counting.transfers import count_collectives, count_inputs
+from keras_multigpu.engines.jax.joint_placement import placement_on
+from keras_multigpu.engines.jax.joint_steps import steps_of
 from keras_multigpu.engines.jax.mesh import MeshRunner
+from keras_multigpu.engines.jax.placement import on_host
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
 from keras_multigpu.engines.jax.stages import ShardsRunner
 from keras_multigpu.engines.jax.state.parted import kept_in_place
-from keras_multigpu.engines.jax.steps import JaxSteps
 from keras_multigpu.engines.jax.threads import in_fresh_thread
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import split_tensors
@@ -52,7 +54,7 @@ class JaxEngine(Engine):
     data_runner = MeshRunner
     tower_runner = CommitteeRunner
     model_runner = ShardsRunner
-    steps = JaxSteps
+    steps = staticmethod(steps_of)
 
     def __init__(self) -> None:
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])
@@ -64,7 +66,7 @@ class JaxEngine(Engine):
         devices.check_platforms()
 
     def divides(self, devices: Sequence[str], rows: int, together: int = 1) -> bool:
-        return placement.placement_on(tuple(devices), width=together).divides(rows)
+        return placement_on(devices, width=together).divides(rows)
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
         return tuple(f"{kind}:{number}" for number in range(devices.count(kind)))
@@ -123,7 +125,7 @@ class JaxEngine(Engine):
         return first
 
     def on_host(self) -> contextlib.AbstractContextManager[Any]:
-        return placement.on_host()
+        return on_host()
 
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return jax.default_device(devices.find(name))

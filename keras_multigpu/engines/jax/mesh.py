@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.engines.jax.devices import is_traced
-from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.joint_placement import placement_on
 from keras_multigpu.engines.jax.runners import RowsRunner
 from keras_multigpu.engines.jax.spreading import is_changed
 from keras_multigpu.engines.jax.state.shards import WideLayers

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,10 +13,9 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.cluster.listing import Listing
-from keras_multigpu.engines.cluster.places import STEP
 from keras_multigpu.engines.jax import devices, threads
-from keras_multigpu.engines.jax.cluster import joint, parts
+from keras_multigpu.engines.jax.cluster.joint import Step
+from keras_multigpu.engines.jax.cluster.processes import Group
 from keras_multigpu.engines.jax.copies import Copies
 from keras_multigpu.engines.shared import having, unchanged
 from keras_multigpu.engines.values import Tensor
@@ -30,16 +28,6 @@ _current: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
 def current() -> Placement | None:
     """The placement for the call being traced, if its rows are to be spread."""
     return _current.get()
-
-
-def placement_on(names: tuple[str, ...], spread_rows: bool = True, width: int = 1) -> Placement:
-    """The placement on the named devices: one for all callers."""
-    return _placement(names, spread_rows, width)
-
-
-@functools.cache
-def _placement(names: tuple[str, ...], spread_rows: bool, width: int) -> Placement:
-    return Placement(names, spread_rows, width)
 
 
 class Placement:
@@ -72,7 +60,9 @@ class Placement:
         copies: the copies on each device of weights that a step reads.
     """
 
-    def __init__(self, names: tuple[str, ...], spread: bool, width: int = 1):
+    group: Group | None = None
+
+    def __init__(self, names: Sequence[str], spread: bool, width: int = 1):
         self.count = len(names) // width
         of_rows, wide = prime_factors(self.count), prime_factors(width) if width > 1 else []
         self.factors = of_rows + wide
@@ -86,7 +76,6 @@ class Placement:
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(self.axes))
         self.is_of_rows = spread
-        self.group = joint.group_of(self.mesh)
         self.copies = Copies(self._put_on_all)
         on_processors = self.mesh.devices.flat[0].platform == "cpu"
         # On processors XLA's gradients of maxima are wrong for a single row, on one device, too: it
@@ -141,52 +130,23 @@ class Placement:
                     return int(np.shape(part)[0])
         return 0
 
-    def compare(self, batch: Any, step: joint.Step) -> list[int]:
+    def compare(self, batch: Any, step: Step) -> list[int]:
         """Begins a step that all processes make; raises a `ClusterError` if one makes another.
 
         Returns:
             How many rows of the batch each process has.
         """
-        if self.group is None:
-            return []
-        if self.group.data == "parts":
-            parts.check(batch)
-        self.group.call.steps += 1
-        return joint.compare_steps(batch, step, self.mesh, self.group)
+        return []
 
     def put_batch(self, batch: Any, counts: Sequence[int] = ()) -> Any:
         """A batch with each device's rows on that device; `counts` are what `compare` returns."""
-        if self.group is not None and self.group.data == "parts":
-            return parts.put(batch, counts, self.replicated, self.sharded, self.group)
-        shardings = jax.tree.map(self.of_rows, batch, is_leaf=is_sparse)
-        if self.group is None:
-            return jax.device_put(batch, shardings)
-        # A sparse tensor has several arrays.
-        put = lambda part, to: jax.tree.map(lambda one: joint.put(one, to), part)  # noqa: E731
-        return jax.tree.map(put, batch, shardings, is_leaf=is_sparse)
+        return jax.device_put(batch, jax.tree.map(self.of_rows, batch, is_leaf=is_sparse))
 
-    def put_state(
-        self,
-        state: Any,
-        read: Sequence[Any] = (),
-        assigned: Collection[int] = (),
-        paths: Callable[[], Sequence[str]] = tuple,
-        name: str = "step",
-    ) -> Any:
+    def put_state(self, state: Any, read: Sequence[Any] = ()) -> Any:
         """A model's state for a step that donates it: a copy on every device.
 
-        `read` are arrays whose copies the step reads, and does not donate. Processes compare what
-        is not on all devices yet, and the arrays whose `id`s are `assigned`: computed by a process
-        from what is there. `paths` name the arrays, `name` the step.
+        `read` are arrays whose copies the step reads, and does not donate.
         """
-        if self.group is not None:
-            leaves = enumerate(jax.tree.leaves(state))
-            new = [one for one in leaves if not self.is_on_all(one[1]) or id(one[1]) in assigned]
-            if new:
-                names, places = dict(enumerate(paths())), [place for place, _ in new]
-                named = ((names.get(place, f"array {place}"), leaf) for place, leaf in new)
-                listing = Listing.of_values(named, places)
-                joint.compare_weights(listing, self.mesh, self.group, name)
         seen = set(map(id, read))
 
         def put(value: Any) -> Any:
@@ -206,8 +166,10 @@ class Placement:
     def _put_on_all(self, value: Any) -> Any:
         if self.is_on_all(value):
             return value
-        put = jax.device_put if self.group is None else joint.put
-        return put(value, self.replicated)
+        return self._put_whole(value)
+
+    def _put_whole(self, value: Any) -> Any:
+        return jax.device_put(value, self.replicated)
 
     def bring(self, given: Any) -> Any:
         """Arrays of a call that runs eagerly: what is tied to other devices is copied to these."""
@@ -222,26 +184,13 @@ class Placement:
 
         return jax.tree.map(put, given)
 
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        """Scope that raises a `ClusterError` if another process is lost."""
-        return contextlib.nullcontext() if self.group is None else self.group.explained()
-
-    def finish(self, computed: Any) -> None:
-        """Waits for a joint computation of several processes, or for the loss of one."""
-        if self.group is not None:
-            # A process that traces its step anew waits elsewhere for the others.
-            group = self.group
-            place = group.calls.here(f"the results of step {group.call.begun}")
-            with group.places.at(f"{STEP} results", place, is_meeting=False):
-                group.wait(computed)
-
     def can_read(self, value: jax.Array) -> bool:
         """Whether a value can be read: a lost process's values never arrive."""
-        return self.group is None or self.group.broken is None or value.is_ready()
+        return True
 
     def outputs(self, outputs: Any) -> Any:
         """The same arrays, whole in every process."""
-        return outputs if self.group is None else joint.copy_to_all(outputs, self.mesh)
+        return outputs
 
     def at_rest(self, value: Any) -> Any:
         """An array that only some devices have in parts: in parts on all, or a copy on each.

@@ -17,8 +17,9 @@ from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.jax.acting import having_losses, having_state_of
 from keras_multigpu.engines.jax.devices import is_traced
+from keras_multigpu.engines.jax.joint_placement import placement_on
 from keras_multigpu.engines.jax.mapped import map_devices
-from keras_multigpu.engines.jax.placement import on_one_device, placement_on
+from keras_multigpu.engines.jax.placement import on_one_device
 from keras_multigpu.engines.jax.pure import JaxRunner, NotingScope
 from keras_multigpu.engines.jax.state.parted import make_whole
 from keras_multigpu.engines.jax.state.shards import shard_alike

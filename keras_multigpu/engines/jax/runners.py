@@ -19,7 +19,7 @@ from keras_multigpu.engines.functions import have_rows
 from keras_multigpu.engines.jax.arguments import with_arguments_told
 from keras_multigpu.engines.jax.batches import Undivided
 from keras_multigpu.engines.jax.devices import is_traced
-from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.joint_placement import placement_on
 from keras_multigpu.engines.jax.pure import JaxRunner, pure
 from keras_multigpu.engines.jax.rows import spreading
 from keras_multigpu.engines.jax.spreading import spread_function
@@ -61,7 +61,7 @@ class RowsRunner(JaxRunner, DataRunner):
         if shard is not None:  # a mesh always does
             self.spreads_state = True
         self._parts = None if shard is None else StateShards(devices, shard, model_devices)
-        self.where = placement_on(tuple(devices), width=model_devices)
+        self.where = placement_on(devices, width=model_devices)
 
     @classmethod
     def check(cls, request: Request) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.arguments import did_you_mean
-from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.joint_placement import placement_on
 from keras_multigpu.engines.jax.pure import JaxRunner
 from keras_multigpu.engines.jax.state.shards import WideLayers
 from keras_multigpu.engines.runners import ModelRunner

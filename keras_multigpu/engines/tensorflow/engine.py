@@ -24,10 +24,10 @@ from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.counting.memory import find_memory
 from keras_multigpu.engines.tensorflow.counting.transfers import count_transfers
+from keras_multigpu.engines.tensorflow.joint_steps import steps_of
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, PartitionRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
-from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows, join_rows, take_rows
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
 from keras_multigpu.engines.tensorflow.weights.lookups import look_up
@@ -48,7 +48,7 @@ class TensorFlowEngine(Engine):
     data_runner = PartitionRunner
     tower_runner = CommitteeRunner
     model_runner = StageRunner
-    steps = TensorFlowSteps
+    steps = staticmethod(steps_of)
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
         return names.list_devices(kind)

@@ -11,7 +11,7 @@ from keras import layers
 from support.parity import difference
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.joint_placement import placement_on
 
 _KERNEL = (37, 41)
 _X, _Y = np.linspace(0, 1, 8 * 37).reshape(8, 37), np.zeros((8, 3))

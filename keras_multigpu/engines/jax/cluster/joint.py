@@ -55,10 +55,10 @@ def check_devices(names: Sequence[str], mode: str) -> None:
     check_owners(group, names, owners, mode)
 
 
-def group_of(mesh: Mesh) -> Group | None:
-    """The processes that share a mesh's devices; `None` if this process has them all."""
+def group_of(names: Sequence[str]) -> Group | None:
+    """The processes that share the named devices; `None` if this process has them all."""
     group = processes.current()
-    others = {device.process_index for device in mesh.devices.flat} - {jax.process_index()}
+    others = {devices.find(name).process_index for name in names} - {jax.process_index()}
     return group if others else None
 
 

@@ -20,7 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from keras_multigpu.engines.jax.cluster.spread_variables import adopt, check_spread
 from keras_multigpu.engines.jax.counting.transfers import GATHERED
 from keras_multigpu.engines.jax.devices import is_traced
-from keras_multigpu.engines.jax.placement import Placement, placement_on, prime_factors
+from keras_multigpu.engines.jax.joint_placement import placement_on
+from keras_multigpu.engines.jax.placement import Placement, prime_factors
 from keras_multigpu.engines.jax.state.parted import put, release
 from keras_multigpu.engines.templates import metrics_variables
 from keras_multigpu.engines.values import Tensor
@@ -44,7 +45,7 @@ class StateShards:
     """
 
     def __init__(self, names: Sequence[str], shard: str, width: int = 1):
-        self._place = place = placement_on(tuple(names), width=width)
+        self._place = place = placement_on(names, width=width)
         self._factors = place.factors
         self._group, self._mesh, self._whole = place.group, place.mesh, place.replicated
         self.of_weights = shard == "weights"

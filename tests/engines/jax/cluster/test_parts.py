@@ -8,7 +8,7 @@ import pytest
 from jax.experimental import sparse
 
 from keras_multigpu.engines.jax.cluster import parts
-from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.joint_placement import placement_on
 
 PLACE = placement_on(("cpu:0", "cpu:1", "cpu:2", "cpu:3"))
 GROUP = types.SimpleNamespace(number=0, wait=lambda values: None)

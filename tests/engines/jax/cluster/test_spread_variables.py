@@ -12,6 +12,7 @@ from keras_multigpu import make_parallel
 from keras_multigpu.engines.cluster.places import END
 from keras_multigpu.engines.jax.cluster import joint, spread_variables
 from keras_multigpu.engines.jax.cluster.processes import WEIGHTS, Group
+from keras_multigpu.engines.jax.joint_steps import JointJaxSteps
 from keras_multigpu.engines.jax.state.state_shards import StateShards
 
 
@@ -89,9 +90,9 @@ def test_steps_that_are_not_compiled_are_refused(option, value):
     parallel = make_parallel(model, 2, shard="weights")
     parallel.compile("sgd", "mse", **{option: value})
     parallel.make_train_function()
-    parallel._parallel_steps._readings = object()  # as with several processes
+    steps = types.SimpleNamespace(model=parallel, _readings=object())
     with pytest.raises(ValueError, match=f"must compile the steps.* Received: {option}="):
-        parallel.make_train_function(force=True)
+        JointJaxSteps.make(steps, "train_function", parallel.make_train_function, force=True)
 
 
 def test_after_an_error_no_process_waits_for_others(monkeypatch):
@@ -111,7 +112,7 @@ def test_after_an_error_no_process_waits_for_others(monkeypatch):
             weight._value = None
         raise OSError("disk full")
 
-    monkeypatch.setattr(steps, "_lending", lambda: spread_variables.lending(meet))
+    monkeypatch.setattr(steps, "lending", lambda: spread_variables.lending(meet))
     with pytest.raises(OSError, match="disk full"):
         steps.run_batch(step, (), {})
     for weight, value in zip(weights, before, strict=True):

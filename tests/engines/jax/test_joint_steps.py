@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from keras_multigpu.engines.jax.lent import LentState
+from keras_multigpu.engines.jax.joint_steps import JointLentState
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def state():
 
 @pytest.fixture
 def lent(state):
-    found = LentState(types.SimpleNamespace())
+    found = JointLentState(types.SimpleNamespace())
     found.note("train_function", state)
     return found
 
