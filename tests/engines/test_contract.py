@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 import pathlib
+import typing
 
 import keras
 import numpy as np
@@ -20,7 +21,7 @@ CONTRACT = {
     base.DataRunner: ENGINE.data_runner,
     base.TowerRunner: ENGINE.tower_runner,
     base.ModelRunner: ENGINE.model_runner,
-    base.Steps: ENGINE.steps,
+    base.Steps: typing.get_type_hints(ENGINE.steps)["return"],
 }
 
 

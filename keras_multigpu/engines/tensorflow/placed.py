@@ -13,6 +13,7 @@ from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.tensorflow.names import short_name
 from keras_multigpu.engines.tensorflow.partition.told import COMPILED_AROUND, eager_steps
+from keras_multigpu.engines.tensorflow.partition.traced import is_one_device
 from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.regions import compiled
 from keras_multigpu.engines.tensorflow.tensors import is_compiled_around
@@ -59,8 +60,13 @@ class Placed:
             warnings.warn(eager_steps(name, self._home, are_all), stacklevel=2)
 
     def warn_if_compiled_around(self, name: str) -> None:
-        """Warns if XLA compiles the graph in which a model is called: for one device."""
-        if self._home is not None and not tf.executing_eagerly() and is_compiled_around():
+        """Warns if XLA compiles the graph in which a model is called: for one device.
+
+        Not if it is a step of `regions`, which is traced as for XLA and then compiled in parts.
+        """
+        if self._home is None or tf.executing_eagerly() or is_one_device():
+            return
+        if is_compiled_around():
             text = f"{name!r} runs on {self._home!r} alone: {COMPILED_AROUND}."
             warnings.warn(text, stacklevel=2)
 
