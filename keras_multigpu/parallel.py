@@ -125,8 +125,9 @@ def make_parallel(
             - `model_devices`: how many devices compute a slice of the batch together. Each of them
               has a part of the weights of large layers, as with `placement="spread"`. With 8
               devices and `model_devices=2`, a batch has four slices, and each device half of a
-              large layer. It divides the number of devices. With `shard`, the devices that have
-              the same part divide it once more: each of the 8 keeps an eighth.
+              large layer. It divides the number of devices, of joined processes that of each.
+              With `shard`, the devices that have the same part divide it once more: each of the
+              8 keeps an eighth.
 
             Mode `"tower"`:
 

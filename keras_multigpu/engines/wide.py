@@ -128,8 +128,11 @@ def spread_work(model: keras.Model, axes: Collection[str]) -> float:
     return work[True] / max(sum(work.values()), 1.0)
 
 
-def check_mesh(request: Request, is_joined: bool) -> None:
-    """Refuses `model_devices` that don't fit the devices, the model, or another option."""
+def check_mesh(request: Request, owners: Sequence[int]) -> None:
+    """Refuses `model_devices` that don't fit the devices, the model, or another option.
+
+    `owners`: of joined processes, which of them has each device.
+    """
     width, count = request.options.get("model_devices", 1), len(request.devices)
     if width == 1:
         return
@@ -140,10 +143,13 @@ def check_mesh(request: Request, is_joined: bool) -> None:
             f"{number_of(count, 'device')}. Take {count - count % width or width} devices, or "
             "another `model_devices`."
         )
-    if is_joined:
+    owned = collections.Counter(owners)
+    if any(count % width for count in owned.values()):
         raise ValueError(
-            "`model_devices` needs devices of one process. Received: "
-            f"model_devices={width} in one of several joined processes. Use `shard='weights'`."
+            "`model_devices` must divide the number of devices of each process: a group is within "
+            f"one. Received: model_devices={width} and joined processes of "
+            f"{', '.join(map(str, owned.values()))} devices. Take another `model_devices`, or "
+            "`shard='weights'`."
         )
     if is_built(request.template):
         check_wide(request.template, width)

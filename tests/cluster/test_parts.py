@@ -15,14 +15,18 @@ ON_JAX = keras.backend.backend() == "jax"
 # Keras's losses have float32 on JAX.
 TOLERANCE = 1e-6 if ON_JAX else 1e-12
 # On TensorFlow alone: a step that takes gradients by a tape.
-NAMES = [case.__name__ for case in joined_parts.CASES if case is not joined_parts.in_shards]
+NAMES = [case.__name__ for case in joined_parts.CASES if case not in joined_parts.OPTIONS]
 NAMES = [name for name in NAMES if not ON_JAX or name != "own_step"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "cases"),
-    [("1,2" if not ON_JAX else "2,2", NAMES), ("2,1,1", ["mlp"]), ("2,2", ["in_shards"])],
+    [
+        ("1,2" if not ON_JAX else "2,2", NAMES),
+        ("2,1,1", ["mlp"]),
+        ("2,2", [case.__name__ for case in joined_parts.OPTIONS]),
+    ],
 )
 def test_parts_are_trained_on_as_the_whole_batch(counts, cases, tmp_path):
     run_to_end(SCRIPT, tmp_path, counts, *cases)

@@ -93,7 +93,19 @@ def in_shards():
     return tables()
 
 
+def meshed():
+    """Large layers in parts within a process, which the processes divide once more."""
+    inputs = keras.Input((6,))
+    x = layers.Reshape((8, 8))(layers.Dense(64, "gelu")(inputs))
+    x = layers.Flatten()(x + layers.MultiHeadAttention(4, 8)(x, x))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Dense(1024, "relu")(x)))
+    model.compile(keras.optimizers.Adam(0.01, clipnorm=0.05, use_ema=True), loss="mse")
+    return model, (numbers(ROWS, 6), numbers(ROWS, 2, seed=1))
+
+
 CASES = [mlp, even, weighted, several_steps, eager, of_the_batch, texts, own_step, in_shards]
+CASES += [meshed]
+OPTIONS = {in_shards: {"shard": "weights"}, meshed: {"shard": "weights", "model_devices": 2}}
 
 
 def rows_of(tree, chosen):
@@ -141,8 +153,8 @@ def train(make, number=0, count=1, **devices):
     model, data = make()
     part = Part(make.__name__, number, count)
     if devices:
-        shard = "weights" if make is in_shards else None
-        model = make_parallel(model, **devices, shard=shard)
+        options = OPTIONS.get(make, {}) if count > 1 else {}
+        model = make_parallel(model, **devices, **options)
     rows, few = part.rows(ROWS), Batches(data, part.rows(FEW))
     quiet = {"verbose": 0}
     given = rows_of(data, np.concatenate(rows))
@@ -167,7 +179,7 @@ def train(make, number=0, count=1, **devices):
     found["own one prediction"] = np.asarray(
         keras.tree.flatten(model.predict_on_batch(batch[0]))[0]
     )
-    in_parts = make is in_shards and keras.backend.backend() == "jax"  # no process can read slots
+    in_parts = make in OPTIONS and keras.backend.backend() == "jax"  # no process can read slots
     slots = [] if in_parts else model.optimizer.variables
     for place, weight in enumerate([*model.get_weights(), *slots]):
         found[f"weight {place}"] = np.asarray(weight)

@@ -13,9 +13,9 @@ def check_is_compiled(model: Any) -> None:
     for option, value in (("run_eagerly", True), ("jit_compile", False)):
         if getattr(model, option, not value) is value:
             raise ValueError(
-                "With `shard` over several processes JAX must compile the steps: outside of "
-                f"them no process can use a weight by itself. Received: {option}={value}. Leave "
-                "it out, or leave `shard` out."
+                "With `shard` or `model_devices` over several processes JAX must compile the "
+                "steps: outside of them no process can use a weight by itself. Received: "
+                f"{option}={value}. Leave it out, or make the model without these."
             )
 
 

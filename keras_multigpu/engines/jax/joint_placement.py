@@ -46,7 +46,9 @@ class JointPlacement(Placement):
 
     def put_batch(self, batch: Any, counts: Sequence[int] = ()) -> Any:
         if self.group.data == "parts":
-            return parts.put(batch, counts, self.replicated, self.sharded, self.group)
+            is_spread = self.is_of_rows and self.divides(sum(counts))
+            where = self.replicated, self.sharded, self.group
+            return parts.put(batch, counts, *where, is_spread=is_spread)
         shardings = jax.tree.map(self.of_rows, batch, is_leaf=is_sparse)
         # A sparse tensor has several arrays.
         put = lambda part, to: jax.tree.map(lambda one: joint.put(one, to), part)  # noqa: E731

@@ -39,7 +39,7 @@ class MeshRunner(WideLayers, RowsRunner):
     @classmethod
     def check(cls, request: Request) -> None:
         super().check(request)
-        check_mesh(request, placement_on(request.devices).group is not None)
+        check_mesh(request, placement_on(request.devices).owners)
 
     @classmethod
     def adapt(cls, request: Request) -> Request:

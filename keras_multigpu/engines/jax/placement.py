@@ -84,6 +84,11 @@ class Placement:
         self._least_rows = 2 * self.count if on_processors and self.count > 1 else 0
         self._joins_processors = on_processors and jax.distributed.is_initialized()
 
+    @property
+    def owners(self) -> list[int]:
+        """Of joined processes, which of them has each device."""
+        return [one.process_index for one in self.mesh.devices.flat if self.group is not None]
+
     def sum_part(self, value: Tensor, axis: int = 0) -> Tensor:
         """In a function on each device: the device's part, along an axis, of the devices' sum.
 

@@ -72,17 +72,21 @@ class PartitionRunner(Partitioned, DataRunner):
     ):
         self.template, self.models = template, (template,)
         self._names, devices = devices, by_process(devices)
-        self.peers = peers_of(devices)
+        self.peers = peers_of(devices[::model_devices])  # the first of each group
         self.batches = None if self.peers is None else batches_of(self.peers)
-        own = devices if self.peers is None else [devices[k] for k in self.peers.own]
+        own = devices
+        if self.peers is not None:
+            groups = [devices[k:][:model_devices] for k in range(0, len(devices), model_devices)]
+            own = [device for k in self.peers.own for device in groups[k]]
         self._devices = list(map(full_name, own))
         self._width = model_devices
         self._is_sharded = shard is not None and len(devices) > 1
         self.device = self._devices[0]
-        homes = None
+        self._all, self._others, homes = list(map(full_name, devices)), None, None
         if self._is_sharded:
-            others = None if self.peers is None else others_of(current(), self.peers)
-            homes = Homes.on(map(full_name, devices), others=others)
+            if self.peers is not None:
+                self._others = others_of(current(), self.peers)
+            homes = Homes.on(self._all, others=self._others)  # of a mesh `lay_out` chooses others
         self.partition = Partition(
             template, devices, self._devices, wire_dtype, homes, width=model_devices
         )
@@ -108,7 +112,8 @@ class PartitionRunner(Partitioned, DataRunner):
 
     @classmethod
     def check(cls, request: Request) -> None:
-        check_mesh(request, peers_of(request.devices) is not None)
+        peers = peers_of(request.devices)
+        check_mesh(request, () if peers is None else peers.owners)
 
     @classmethod
     def adapt(cls, request: Request) -> Request:
@@ -124,10 +129,11 @@ class PartitionRunner(Partitioned, DataRunner):
     def lay_out(self) -> None:
         if self._width > 1:
             check_wide(self.template, self._width)
-            columns = [self._devices[number :: self._width] for number in range(self._width)]
-            if not self._is_sharded:  # the first group has all
-                columns = [column[:1] for column in columns]
-            self.partition.homes = wide_homes(self.template, columns, cuts_all=self._is_sharded)
+            # Without `shard` the first group has all, of each process.
+            kept = self._all if self._is_sharded else self._devices[: self._width]
+            columns = [kept[number :: self._width] for number in range(self._width)]
+            options = {"cuts_all": self._is_sharded, "others": self._others}
+            self.partition.homes = wide_homes(self.template, columns, **options)
         in_fresh_thread(self._place)
 
     @property
@@ -135,6 +141,11 @@ class PartitionRunner(Partitioned, DataRunner):
         if self.partition.homes is None:
             return {}
         names = list(map(full_name, self._names))
+        if self.peers is not None and not self._is_sharded:  # each process has all
+            firsts = map(self.peers.owners.index, set(self.peers.owners))
+            groups = [self._all[k * self._width :][: self._width] for k in firsts]
+            own = {name: own for group in groups for name, own in zip(group, self._devices)}
+            names = [own.get(name, name) for name in names]
         return {one.path: elements_of(one, names) for one in self.template.weights}
 
     def run(self, call: Call) -> Result:

@@ -40,18 +40,33 @@ def check(batch: Any) -> None:
 
 
 def put(
-    batch: Any, counts: Sequence[int], shared: NamedSharding, spread: NamedSharding, group: Group
+    batch: Any,
+    counts: Sequence[int],
+    shared: NamedSharding,
+    spread: NamedSharding,
+    group: Group,
+    *,
+    is_spread: bool,
 ) -> Any:
     """The whole batch on the devices of all processes, from this process's part.
 
-    `counts` are the rows of each process's part. Rows go straight to their devices if each device
-    gets rows of its own process only; otherwise the parts are gathered first. `shared` copies to
-    every device, `spread` gives each a part of the first axis.
+    Rows go straight to their devices if each device gets rows of its own process only; otherwise
+    the parts are gathered first.
+
+    Args:
+        batch: the part.
+        counts: the rows of each process's part.
+        shared: copies to every device.
+        spread: gives each device, or each group of devices, a part of the first axis.
+        group: the processes.
+        is_spread: whether the devices get parts of the rows.
     """
-    total, owners = sum(counts), [device.process_index for device in spread.mesh.devices.flat]
+    devices, total = list(spread.mesh.devices.flat), sum(counts)
+    width = spread.shard_shape((len(devices),))[0]  # of a group, whose devices have the same rows
+    owners = [device.process_index for device in devices[::width]]
     leaves, given = jax.tree.flatten(batch)
     leaves = [np.asarray(leaf) for leaf in leaves]
-    is_spread, first = not total % len(owners), sum(counts[: group.number])
+    first = sum(counts[: group.number])
     if not (is_spread and _are_at_home(counts, owners)):
         with_rows = [leaf for leaf in leaves if leaf.ndim]
         whole, first = iter(_gather(with_rows, counts, spread, owners, group)), 0
@@ -80,10 +95,11 @@ def _gather(
 ) -> list[Any]:
     """The rows of all processes, in the memory of this process.
 
-    Each device takes a piece of its process's rows, and all pieces are copied to all devices.
+    Each device takes a piece of its process's rows, and all pieces are copied to all devices. The
+    `owners` are the processes that have the devices, or groups of these.
     """
-    devices = Counter(owners)
-    size = max(1, *(-(-count // devices[k]) for k, count in enumerate(counts)))
+    places = Counter(owners)
+    size = max(1, *(-(-count // places[k]) for k, count in enumerate(counts)))
     ranks = [owners[:place].count(owner) for place, owner in enumerate(owners)]
 
     def pieces(leaf: Any) -> jax.Array:

@@ -241,9 +241,10 @@ def _pieces(layout: NamedSharding, size: int) -> Any:
 
 def _not_readable(path: str, shape: Any) -> RuntimeError:
     return RuntimeError(
-        "With `shard` over several processes no process can read a weight, or a slot of the "
-        f"optimizer, by itself: each has a part. Received: {path!r} of shape {tuple(shape)}, used "
-        "outside of the parallel model's own calls. Call `parallel.get_weights()`, "
+        "With `shard` or `model_devices` over several processes no process can read a weight, or "
+        f"a slot of the optimizer, by itself: each has a part. Received: {path!r} of shape "
+        f"{tuple(shape)}, used outside of the parallel model's own calls. "
+        "Call `parallel.get_weights()`, "
         "`save_weights`, `predict` or `evaluate` in all processes. For a model that one process "
         "uses alone: `new.set_weights(parallel.get_weights())`."
     )

@@ -1,4 +1,4 @@
-"""Variables that are spread over the devices of one process, and stay so when a file is read."""
+"""Variables that are spread over devices, and stay so when a file is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from keras_multigpu.engines.jax.cluster.spread_variables import become
+from keras_multigpu.engines.jax.cluster.spread_variables import adopt, become
 from keras_multigpu.engines.jax.placement import on_one_device
 from keras_multigpu.engines.shared import active_scope
 
@@ -24,6 +24,9 @@ def is_spread(variable: keras.Variable) -> bool:
 
 def put(variable: keras.Variable, wanted: NamedSharding) -> None:
     """Spreads a variable, unless it is spread like this."""
+    if not wanted.is_fully_addressable:  # other processes have some of the devices
+        adopt(variable, wanted)
+        return
     become(variable, PartedVariable)
     if not variable._value.sharding.is_equivalent_to(wanted, len(variable.shape)):
         variable.assign(jax.device_put(variable._value, wanted))

@@ -90,8 +90,9 @@ class WideLayers:
         for variable in self._template.variables:
             axis = self._axes.get(names[id(variable)])
             if axis is None:
-                make_whole([variable])
-                release([variable], self.where.mesh)
+                whole = [variable] if self.where.group is None else []
+                make_whole(whole)
+                release(whole, self.where.mesh)
             else:
                 put(variable, self.where.of_wide(axis))
         references = getattr(optimizer, "references", {})
@@ -102,7 +103,9 @@ class WideLayers:
     def rest(self, optimizer: Any) -> None:
         """Has all devices of a mesh keep parts: what others compute with these is right then."""
         slots = [] if optimizer is None else optimizer.variables
-        for variable in [*self._template.variables, *slots] if self.where.is_mesh else ():
+        if not self.where.is_mesh or self.where.group is not None:
+            return  # no process computes alone with what several have
+        for variable in [*self._template.variables, *slots]:
             if is_spread(variable):
                 value = self.where.at_rest(variable._value)
                 if value is not variable._value:

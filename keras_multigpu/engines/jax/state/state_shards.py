@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.jax.cluster.spread_variables import adopt, check_spread
+from keras_multigpu.engines.jax.cluster.spread_variables import check_spread
 from keras_multigpu.engines.jax.counting.transfers import GATHERED
 from keras_multigpu.engines.jax.devices import is_traced
 from keras_multigpu.engines.jax.joint_placement import placement_on
@@ -135,8 +135,6 @@ class StateShards:
             wanted = self.sharding(variable.shape)
             if wanted == self._whole:
                 release([variable] if self._group is None else [], self._mesh)
-            elif self._group is not None:
-                adopt(variable, wanted)
             else:
                 put(variable, wanted)
 

@@ -104,11 +104,11 @@ class Writer:
 
     def _reduce(self, nodes: Sequence[Node]) -> list[Node]:
         """Writes what all processes make of what is known, together; returns the other nodes."""
-        now: dict[tuple[str, Any], list[Node]] = {}
+        now: dict[tuple[str, Any, int], list[Node]] = {}
         for node in nodes:
             if node.across and all(id(item) in self._known for item in node.needs):
                 wire = wire_of(self._devices, node.outputs[0].dtype, node.crossing)
-                now.setdefault((node.across.kind, wire), []).append(node)
+                now.setdefault((node.across.kind, wire, node.column), []).append(node)
         for together in now.values():
             self._write_alone(together)
         done = {id(node) for together in now.values() for node in together}

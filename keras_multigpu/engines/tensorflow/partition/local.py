@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -164,6 +164,9 @@ def _times(rows: Any, factor: Any) -> Any:
     return rows if isinstance(factor, int) and factor == 1 else rows * factor
 
 
+D = TypeVar("D", bound="Devices")
+
+
 class Devices:
     """All devices, for crossings.
 
@@ -254,10 +257,13 @@ class Devices:
         for local in [*self.locals, self.whole]:
             local.sizes.setdefault(name, value)
 
-    @classmethod
-    def mesh(cls, names: Sequence[str], width: int, batch: Any, **options: Any) -> Devices:
-        """Devices in rows of `width`; rows of the batch are split over those of a column."""
-        made = [cls(names[column::width], batch, **options) for column in range(width)]
+    @staticmethod
+    def mesh(make: Callable[[Sequence[str]], D], names: Sequence[str], width: int) -> D:
+        """Devices in rows of `width`; rows of the batch are split over those of a column.
+
+        `make` makes those of a column, of their names.
+        """
+        made = [make(names[column::width]) for column in range(width)]
         made[0].columns = tuple(made)
         return made[0]
 

@@ -26,7 +26,9 @@ def needed(graph: Any, outputs: Sequence[tf.Tensor], part: slice) -> list[tf.Ope
             elif id(op) not in done:
                 done.add(id(op))
                 stack.append((op, True))
-                before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+                # TensorFlow gives what it waits for in any order, in each process another.
+                waits = sorted(op.control_inputs, key=lambda one: place[id(one)])
+                before = [*(tensor.op for tensor in op.inputs), *waits]
                 stack += [(one, False) for one in reversed(before) if id(one) not in done]
     return [op for op in order if op.type != "Placeholder"]
 

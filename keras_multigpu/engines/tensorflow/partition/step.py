@@ -79,8 +79,10 @@ class Where:
         options |= {"chosen": planner.rows, "has_functions": not self.is_part}
         options["is_compiled"] = self.compiled and not self.is_part
         if self.together is not None:
-            return self.together.write(planner.program, traced, self.devices, count, **options)
-        scope = Devices.mesh(self.devices, self.width, count, **options)
+            given = planner.program, traced, self.devices, self.width, count
+            return self.together.write(*given, **options)
+        make = functools.partial(Devices, batch=count, **options)
+        scope = Devices.mesh(make, self.devices, self.width)
         return write(planner.program, scope, traced.given())
 
 

@@ -7,6 +7,7 @@ slices of what is whole need none.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import Joined, Owned, S
 from keras_multigpu.engines.tensorflow.partition.listing import listing_of
 from keras_multigpu.engines.tensorflow.partition.local import Devices, Local, even
 from keras_multigpu.engines.tensorflow.partition.program import Across, Program
+from keras_multigpu.engines.tensorflow.weights.divided import parts_of
 
 
 class JoinedDevices(Devices):
@@ -139,20 +141,28 @@ class Together:
         return self.are_parts and self.takes_own
 
     def write(
-        self, program: Program, traced: Any, devices: Sequence[str], count: Any, **options: Any
+        self,
+        program: Program,
+        traced: Any,
+        devices: Sequence[str],
+        width: int,
+        count: Any,
+        **options: Any,
     ) -> list[Any]:
         """Writes this process's part of a program; returns its outputs.
 
-        `count`: the rows of the batch, if all have it.
+        `count`: the rows of the batch, if all have it. `devices`, `width`: as for `Where`.
         """
+        batch, counts = count, None
+        if self.are_parts:
+            batch, counts = tf.cast(tf.reduce_sum(self.counts), tf.int32), self.counts
+        options |= {"peers": self.batches.peers, "counts": counts, "batch": batch}
+        scope = Devices.mesh(functools.partial(JoinedDevices, **options), devices, width)
         if not self.are_parts:
-            scope = JoinedDevices(devices, self.batches.peers, None, count, **options)
             return write(program, scope, traced.given())
-        batch = tf.cast(tf.reduce_sum(self.counts), tf.int32)
-        scope = JoinedDevices(devices, self.batches.peers, self.counts, batch, **options)
         sizes = tf.stack([local.rows for local in scope.locals])
         slices = {
-            id(one.tensor): tf.split(one.tensor, sizes, num=len(devices))
+            id(one.tensor): tf.split(one.tensor, sizes, num=len(scope.locals))
             for one in traced.arguments
             if one.has_rows
         }
@@ -161,6 +171,8 @@ class Together:
     def note(self, graph: Any) -> None:
         """Has the processes compare what a traced step computes, before they make it."""
         numbers = {id(one._value.handle): k for k, one in enumerate(self.variables())}
+        for k, one in enumerate(self.variables()):
+            numbers |= {id(part.handle): k for part in parts_of(one)}
         self.batches.note(*listing_of(graph, numbers))
 
     def whole(self, args: Any) -> Any:

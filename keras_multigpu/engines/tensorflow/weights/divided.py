@@ -257,7 +257,7 @@ def parts_of(variable: keras.Variable) -> Sequence[tf.Variable]:
 def is_here(variable: keras.Variable) -> bool:
     """Whether this process has all of a variable."""
     division = division_of(variable)
-    return division is None or division.others is None
+    return division is None or division.is_here
 
 
 def division_of(variable: Any) -> Division | None:

@@ -73,8 +73,16 @@ class Division:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device of each part, the first of those over which it is divided again."""
-        return tuple(one.devices[0] if isinstance(one, Division) else one for one in self.homes)
+        """The device of each part; this process's first of those over which it is divided again."""
+        return tuple(
+            one.devices[one.own[0]] if isinstance(one, Division) else one for one in self.homes
+        )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has all of it."""
+        again = [one for one in self.homes if isinstance(one, Division)]
+        return self.others is None and all(one.is_here for one in again)
 
     @property
     def is_again(self) -> bool:
@@ -85,12 +93,13 @@ class Division:
         """The shape of a part, which may be divided again."""
         return (*self.shape[: self.axis], self.sizes[number], *self.shape[self.axis + 1 :])
 
-    def again(self, columns: Sequence[Sequence[str]]) -> Division:
-        """Divides each part over the devices of a column, the first of which has it."""
-        homes = [
-            (len(column) > 1 and Division.even(self.shape_of(number), column)) or column[0]
+    def again(self, columns: Sequence[Sequence[str]], others: Others | None) -> Division:
+        """Divides each part over the devices of a column, of which this process has one or more."""
+        again = (
+            Division.even(self.shape_of(number), column, others=others)
             for number, column in enumerate(columns)
-        ]
+        )
+        homes = (made or home for made, home in zip(again, self.homes))
         return dataclasses.replace(self, homes=tuple(homes))
 
     def leaves(self) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -51,14 +51,17 @@ class Homes:
 
     def of(self, shape: Sequence[int]) -> Division | str:
         """Where a variable of this shape is kept: in slices of an axis, or whole."""
-        shape, devices = tuple(shape), [column[0] for column in self.columns]
+        shape, own = tuple(shape), 0 if self.others is None else self.others.own[0]
         axis = self.axes.get(shape)
         is_cut = axis is not None or (self.cuts_all and math.prod(shape) >= LEAST)
-        division = None
-        if is_cut and len(devices) > 1:
-            division = Division.even(shape, devices, axis, self.others)
-        own = devices[0 if self.others is None else self.others.own[0]]
-        return own if division is None else division.again(self.columns)
+        is_cut = is_cut and len(self.columns) > 1
+        if not self.are_again:
+            devices = [column[0] for column in self.columns]
+            division = Division.even(shape, devices, axis, self.others) if is_cut else None
+            return devices[own] if division is None else division
+        devices = [column[own] for column in self.columns]
+        division = Division.even(shape, devices, axis) if is_cut else None
+        return devices[0] if division is None else division.again(self.columns, self.others)
 
     def lay_out(self, variables: Iterable[keras.Variable]) -> bool:
         """Moves variables to where they are kept; returns whether one was elsewhere."""
@@ -66,16 +69,17 @@ class Homes:
         return any(moved)
 
 
-def wide_homes(
-    template: keras.Model, columns: Sequence[Sequence[str]], *, cuts_all: bool = False
-) -> Homes:
-    """Where a model's variables are if large layers are spread over columns of devices."""
+def wide_homes(template: keras.Model, columns: Sequence[Sequence[str]], **options: Any) -> Homes:
+    """Where a model's variables are if large layers are spread over columns of devices.
+
+    `options` are those of `Homes`.
+    """
     axes: dict[tuple[int, ...], int] = {}
     if len(columns) > 1:
         for variable, axis in wide_variables(template, len(columns)):
             # Slots are known by their shapes: equal ones are cut alike.
             axes.setdefault(tuple(variable.shape), axis)
-    return Homes(tuple(map(tuple, columns)), axes, cuts_all)
+    return Homes(tuple(map(tuple, columns)), axes, **options)
 
 
 def _of_numbers(count: int) -> Homes:

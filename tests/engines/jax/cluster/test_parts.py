@@ -17,7 +17,8 @@ GROUP = types.SimpleNamespace(number=0, wait=lambda values: None)
 @pytest.mark.parametrize("rows", [8, 6, 1, 0])
 def test_a_part_is_put_on_the_devices(rows):
     batch = {"x": np.arange(3.0 * rows, dtype="float32").reshape(rows, 3), "s": np.float32(2)}
-    put = parts.put(batch, [rows], PLACE.replicated, PLACE.sharded, GROUP)
+    where, is_spread = (PLACE.replicated, PLACE.sharded, GROUP), not rows % 4
+    put = parts.put(batch, [rows], *where, is_spread=is_spread)
     for key, value in batch.items():
         np.testing.assert_array_equal(put[key], value)
     assert put["x"].is_fully_replicated == (rows not in (8, 0))
