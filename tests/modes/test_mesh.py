@@ -12,6 +12,7 @@ from support.parity import difference, variables
 from support.precision import all_in_double_precision
 
 from keras_multigpu import make_parallel, reports
+from keras_multigpu.engines import values, wide
 
 _ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 # On JAX Keras computes losses in float32, and so the gradients begin with its rounding.
@@ -293,6 +294,13 @@ def test_weights_cross_in_another_type():
 def test_what_does_not_fit_is_told(options, message):
     with pytest.raises(ValueError, match=message):
         make_parallel(_made("perceptron"), **options)
+
+
+def test_a_group_is_within_a_process():
+    request = values.Request("data", _made("perceptron"), ("cpu:0",) * 6, {"model_devices": 2})
+    wide.check_mesh(request, (0, 0, 1, 1, 1, 1))
+    with pytest.raises(ValueError, match="Received: model_devices=2 and .* of 3, 3 devices"):
+        wide.check_mesh(request, (0, 0, 0, 1, 1, 1))
 
 
 def test_a_model_without_large_layers_is_told():
