@@ -117,13 +117,12 @@ def _take_turns(config, items):
             families[item.parent.nodeid, item.originalname].append(item)
     turn = int(os.environ["TEST_TURN"]) + (BACKEND == "jax")
     few, left_out = [], set()
-    for (file, _), cases in families.items():
-        every = 3 if file.startswith("tests/engines/") else 4
+    for cases in families.values():
         if len(cases) < _MANY:
             few += cases
         else:
-            left_out.update(set(cases) - set(cases[turn % every :: every]))
-    left_out.update(set(few) - set(few[turn % 3 :: 3]))
+            left_out.update(set(cases) - set(cases[turn % 4 :: 4]))
+    left_out.update(set(few) - set(few[turn % 4 :: 4]))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
