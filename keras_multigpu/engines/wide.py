@@ -143,13 +143,12 @@ def check_mesh(request: Request, owners: Sequence[int]) -> None:
             f"{number_of(count, 'device')}. Take {count - count % width or width} devices, or "
             "another `model_devices`."
         )
-    owned = collections.Counter(owners)
-    if any(count % width for count in owned.values()):
+    if any(len(set(owners[k : k + width])) > 1 for k in range(0, len(owners), width)):
         raise ValueError(
             "`model_devices` must divide the number of devices of each process: a group is within "
-            f"one. Received: model_devices={width} and joined processes of "
-            f"{', '.join(map(str, owned.values()))} devices. Take another `model_devices`, or "
-            "`shard='weights'`."
+            f"one. Received: model_devices={width} and devices of the processes "
+            f"{', '.join(map(str, owners))}. Take another `model_devices`, the devices in the order "
+            "of their processes, or `shard='weights'`."
         )
     if is_built(request.template):
         check_wide(request.template, width)

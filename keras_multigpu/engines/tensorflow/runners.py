@@ -112,7 +112,7 @@ class PartitionRunner(Partitioned, DataRunner):
 
     @classmethod
     def check(cls, request: Request) -> None:
-        peers = peers_of(request.devices)
+        peers = peers_of(by_process(request.devices))
         check_mesh(request, () if peers is None else peers.owners)
 
     @classmethod
