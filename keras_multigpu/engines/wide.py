@@ -147,8 +147,8 @@ def check_mesh(request: Request, owners: Sequence[int]) -> None:
         raise ValueError(
             "`model_devices` must divide the number of devices of each process: a group is within "
             f"one. Received: model_devices={width} and devices of the processes "
-            f"{', '.join(map(str, owners))}. Take another `model_devices`, the devices in the order "
-            "of their processes, or `shard='weights'`."
+            f"{', '.join(map(str, owners))}. Take another `model_devices`, the devices in the "
+            "order of their processes, or `shard='weights'`."
         )
     if is_built(request.template):
         check_wide(request.template, width)
