@@ -119,7 +119,8 @@ def _gains(one: Prediction, speedup: float) -> bool:
 def _say(one: Prediction, first: Prediction | None) -> str:
     """What to do; `first` is the best of the ways to train one model, if any gains, or may."""
     if one.devices == 1:
-        return "Nothing to decide: give more than one device."
+        where = f"Nothing to decide in mode {one.mode!r} on one device"
+        return f"{where}: give more than one, on which it can train."
     text = f"{describe(one)}."
     if _is_sure(one):
         if first is not None and one.mode in _ALTERNATIVES and one is not first:

@@ -195,7 +195,8 @@ class PlanReport(Report):
                 f"fits."
             )
             text += f" To fit: {best.call}." if best.parts > 1 or best.remat else ""
-        return text + _doubt_division([several]) + _doubt(several, alone) + self._doubt_memory(best)
+        doubts = _doubt_division(self.choices), _doubt(several, alone), self._doubt_memory(best)
+        return text + "".join(doubts)
 
     def _doubt_memory(self, best: Choice) -> str:
         """Says so if an estimate is near the limit."""
@@ -233,8 +234,9 @@ def _doubt_division(choices: Sequence[Choice]) -> str:
     for one in choices:
         if one.rows % one.devices and one.prediction.is_undivided:
             return (
-                f" The {one.devices} devices don't divide the {number_of(one.rows, 'row')}, so "
-                f"that each computes all of them: give a multiple of {one.devices}."
+                f" In mode {one.mode!r} the {one.devices} devices don't divide the "
+                f"{number_of(one.rows, 'row')}, so that each computes all of them: give a multiple "
+                f"of {one.devices}."
             )
     return ""
 

@@ -162,7 +162,7 @@ def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], li
     """What this backend can spread, and why it leaves out the rest."""
     runner = engines.current().data_runner
     found: list[Shard] = []
-    notes = []
+    left_out: dict[str, list[str]] = {}  # by the reason
     for name in SHARDS:
         request = engines.Request("data", model, choose_devices(None, None)[:1], {"shard": name})
         try:
@@ -170,12 +170,16 @@ def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], li
             shard = _shard_of(name, *runner.fullest(model, count, name))
             if min(shard.weights, shard.slots) == 1.0:
                 why = runner.why_whole(model, count) or "No weight is large enough to be cut."
-                notes.append(f"shard={name!r} is left out: {why}")
+                left_out.setdefault(why, []).append(f"shard={name!r}")
             elif all(dataclasses.replace(one, name=name) != shard for one in found):
                 found.append(shard)
         except ValueError as error:
-            notes.append(f"shard={name!r} is left out: {str(error).partition('. ')[0]}.")
-    return [None, *found], notes
+            why = f"{str(error).partition('. ')[0]}."
+            left_out.setdefault(why, []).append(f"shard={name!r}")
+    return [None, *found], [
+        f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} left out: {why}"
+        for why, names in left_out.items()
+    ]
 
 
 def _refuse_placement(subject: Subject, count: int) -> None:

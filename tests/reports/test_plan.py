@@ -118,7 +118,8 @@ def test_why_nothing_is_cut(width, count, why):
         assert len(shards) > 1
         return
     assert shards == [None]
-    assert re.match(rf"shard='weights' is left out: {why}", notes[0]), notes
+    (note,) = notes  # both have one reason
+    assert re.match(rf"shard='weights' and shard='optimizer' are left out: {why}", note), notes
 
 
 def test_estimates_of_weights_in_parts_are_near_the_counts():
@@ -428,8 +429,16 @@ def test_one_device_that_fits_and_wins():
     assert report.notes[0].startswith("Stay on one device")
     assert "It may be otherwise: 2 devices are 0.20 to 1.33 times as fast" in report.notes[0]
     undivided = PlanReport([_choice(5e9, 0.03, True, rows=63), alone], 2)
-    told = "The 2 devices don't divide the 63 rows, so that each computes all of them: give a mult"
+    told = (
+        "In mode 'data' the 2 devices don't divide the 63 rows, so that each computes all of them"
+    )
     assert told in undivided.notes[0]
+    staged = _choice(5e9, 0.01, True, rows=63)
+    step = dataclasses.replace(staged.prediction, mode="model")
+    staged = dataclasses.replace(staged, prediction=step)
+    undivided = PlanReport([_choice(5e9, 0.03, True, rows=63), staged, alone], 2)
+    assert "mode='model')" in undivided.notes[0]
+    assert told in undivided.notes[0]  # of the mode that is not the best, too
     none = PlanReport([_choice(5e9, 0.03, False, rows=63), _choice(7e9, 0.02, False, devices=1)], 2)
     assert none.notes[0].startswith("None of 2 ways fits.")
     only = PlanReport([_choice(7e9, 0.02, False, devices=1)], 1)
